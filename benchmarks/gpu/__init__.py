@@ -1,0 +1,1 @@
+"""Benchmarks that need GPUs: the same application, the same bursts, a model of a real size with random weights."""

@@ -1,0 +1,171 @@
+"""Promotion on GPUs: from a burst that finds everything asleep to its first token, per layout and tier.
+
+    python -m benchmarks.gpu.promotion --model DIR [--layouts tp1 tp2 pp2] [--tiers host ready disk] [--repeat 5]
+
+The pool has one slot, which is a standby (`min_active: 0`), so that one set of GPUs is enough and nothing else runs on
+it. A burst of `--extra` requests over HTTP finds nothing active; the time to its earliest first token, by the client's
+clock, is `first_token_s`. After each burst the slot falls asleep again by itself, with its golden check at the next
+promotion: many repetitions are as many sleep/wake cycles, and what the slot holds of GPU and host is read in each.
+
+`wake_over_pcie_limit` is the wake alone over the time that its bytes would take at the bandwidth that one GPU gets
+from pinned memory in this run (for several GPUs each has a link of its own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import configs
+from benchmarks.application import Application
+from benchmarks.burst import Burst, burst
+from benchmarks.client import Client, Stream, prompt
+from benchmarks.configs import Shape
+from benchmarks.gpu import layouts
+from benchmarks.processes import exit_when_terminated
+from benchmarks.promotion import ends_after, promotion_stages, short
+from benchmarks.report import Report, median, ratio
+from serve_app.telemetry.stages import Stage
+
+Run = dict[str, Any]
+AFTER = 10
+TARGETS = {"tp1": 1.0, "tp2": 1.0}
+
+
+@dataclass
+class Benchmark:
+    """What is measured, and where it is written."""
+
+    model: Path
+    tiers: list[str]
+    repeat: int
+    cycles: int
+    extra: int
+    prefix: str
+    report: Report = field(default_factory=lambda: Report("gpu_promotion", module="gpu.promotion"))
+    pinned: float = 0.0
+
+    def run(self, names: list[str]) -> None:
+        """One application after the other."""
+        self.pinned = layouts.pinned_bytes_per_s()
+        for name in names:
+            shape = layouts.shape(self.model, name, hard=64)
+            config = configs.pool(shape, active=0, standby=1)
+            self.report.configs[name] = config
+            with Application(config) as application:
+                self._cold_start(application, name)
+                for tier in self.tiers:
+                    self._promotions(application, shape, name, tier)
+
+    def _cold_start(self, application: Application, name: str) -> None:
+        application.settled(0, 1, "host")
+        entry = application.ledger(Stage.COLD_START)[-1]
+        stages = [{key: stage[key] for key in ("stage", "rank", "duration_s")} for stage in entry["stages"]]
+        loaded = {s["rank"]: s["attributes"]["bytes"] for s in entry["stages"] if s["stage"] == Stage.WEIGHTS_LOAD}
+        run = {"phase": "cold_start", "layout": name, "valid": not entry["error"], "duration_s": entry["duration_s"]}
+        self._keep(run | {"weight_bytes": list(loaded.values()), "stages": stages})
+
+    def _promotions(self, application: Application, shape: Shape, name: str, tier: str) -> None:
+        application.redeploy(configs.pool(shape, active=0, standby=1, tier=tier))
+        for repetition in range(self.cycles if tier == "host" else self.repeat):
+            before = application.settled(0, 1, tier)["slots"][0]
+            seen, steady_s = asyncio.run(_burst_and_after(application.url, shape, self.extra))
+            application.settled(0, 1, tier)
+            ledger = [entry for entry in application.ledger(Stage.PROMOTION) if ends_after(entry, seen.sent_s)]
+            run: Run = {"phase": "promoted", "layout": name, "tier": tier, "repetition": repetition}
+            held = {"asleep_gpu_bytes": before["device_bytes"], "asleep_host_bytes": before["host_bytes"]}
+            more = {"steady_first_token_s": steady_s}
+            self._keep(run | held | promotion_stages(ledger, seen) | seen.as_dict() | more)
+
+    def _keep(self, run: Run) -> None:
+        self.report.runs.append(run)
+        shown = {key: value for key, value in run.items() if key != "stages"}
+        print(", ".join(f"{key} {short(value)}" for key, value in shown.items() if value != ""), flush=True)
+
+    def claim(self) -> None:
+        """Medians over the valid runs."""
+        claim = self.report.claim
+        claim("pinned_gb_per_s", self.pinned / 1e9, "GB/s", note="one GPU, measured in this run")
+        for name in self.report.configs:
+            for tier in self.tiers:
+                self._claim_tier(name, tier)
+            self._claim_wake(name)
+            self._claim_growth(name)
+        invalid = sum(1 for run in self.report.runs if not run["valid"])
+        claim("invalid_runs", float(invalid), "", target=0, note="thrown out; see runs" if invalid else "")
+
+    def _claim_tier(self, name: str, tier: str) -> None:
+        runs = self._runs("promoted", layout=name, tier=tier)
+        target = TARGETS.get(name) if tier == "host" else None
+        suffix = "" if tier == "host" else f"_{tier}"
+        first = median([run["first_token_s"][0] for run in runs])
+        label = f"{self.prefix}_{name}{suffix}"
+        self.report.claim(f"{label}_promoted_first_token_s", first, target=target, note=f"tier {tier}")
+        for key in ("trigger_s", "wake_s", "verify_s", "publish_s", "steady_first_token_s"):
+            self.report.claim(f"{label}_{key}", median([run[key] for run in runs if key in run]), note="ledger")
+        held = [max(run["asleep_gpu_bytes"]) / 1e9 for run in runs if run["asleep_gpu_bytes"]]
+        self.report.claim(f"{label}_asleep_gpu_gb", median(held), "GB", note="of each GPU, by NVML")
+        host = median([run["asleep_host_bytes"] / 1e9 for run in runs])
+        self.report.claim(f"{label}_asleep_host_gb", host, "GB", note="all processes of the engine, PSS")
+
+    def _claim_wake(self, name: str) -> None:
+        [cold] = self._runs("cold_start", layout=name)
+        limit = max(cold["weight_bytes"], default=0) / self.pinned
+        wake = median([run["wake_s"] for run in self._runs("promoted", layout=name, tier="host") if "wake_s" in run])
+        target = 1.5 if name == "tp1" else None
+        self.report.claim(f"{self.prefix}_{name}_wake_over_pcie_limit", ratio(wake, limit), "x", target=target)
+
+    def _claim_growth(self, name: str) -> None:
+        """From the second to the last cycle of tier host; the first ones fill caches."""
+        runs = self._runs("promoted", layout=name, tier="host")[1:]
+        if len(runs) < 2:
+            return
+        for kind, of in (
+            ("gpu", lambda run: max(run["asleep_gpu_bytes"], default=0)),
+            ("host", lambda run: run["asleep_host_bytes"]),
+        ):
+            growth = (of(runs[-1]) - of(runs[0])) / 1e6
+            self.report.claim(f"{self.prefix}_{name}_{kind}_growth_mb", growth, "MB", note=f"over {len(runs)} cycles")
+
+    def _runs(self, phase: str, **where: str) -> list[Run]:
+        wanted = where | {"phase": phase, "valid": True}
+        return [run for run in self.report.runs if all(run.get(key) == value for key, value in wanted.items())]
+
+
+async def _burst_and_after(url: str, shape: Shape, extra: int) -> tuple[Burst, float]:
+    """A burst, and the time to first token that a lone request gets afterwards: the tenth, in seconds."""
+    seen = await burst(url, shape, extra, new_slot=True, fill=False)
+    stream = Stream()
+    async with Client(url, shape.model) as client:
+        for number in range(AFTER):
+            stream = await client.stream(prompt(number), 2)
+    return seen, stream.first_s or math.nan
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="directory of the model's files")
+    parser.add_argument("--layouts", nargs="+", choices=sorted(layouts.LAYOUTS), default=["tp1"])
+    parser.add_argument("--tiers", nargs="+", choices=("host", "ready", "disk"), default=["host", "ready", "disk"])
+    parser.add_argument("--repeat", type=int, default=5, help="bursts per tier")
+    parser.add_argument("--cycles", type=int, default=20, help="bursts, and so sleep/wake cycles, at tier host")
+    parser.add_argument("--extra", type=int, default=4, help="requests of a burst")
+    parser.add_argument("--prefix", default="h200", help="begins the claims' names: the GPU")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_promotion.json")
+    args = parser.parse_args()
+    exit_when_terminated()
+    benchmark = Benchmark(args.model, args.tiers, args.repeat, args.cycles, args.extra, args.prefix)
+    try:
+        benchmark.run(args.layouts)
+    finally:  # a time limit must not cost what was measured before
+        benchmark.claim()
+        benchmark.report.write(args.output)
+
+
+if __name__ == "__main__":
+    main()

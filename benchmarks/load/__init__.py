@@ -1,0 +1,1 @@
+"""Load for Locust: see docs/load.md."""

@@ -1,0 +1,73 @@
+"""vLLM's own GPU worker, which sleeps and wakes by itself; this one wakes faster, and tells what it does and holds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from vllm.v1.worker import gpu_worker
+
+from serve_app.engine import node_loader  # noqa: F401  (registers its load format)
+from serve_app.engine.arguments import NODE_CACHE
+from serve_app.engine.overlap import OverlappedCopies
+from serve_app.engine.staged import StagedWorker, record_communicator
+from serve_app.gpu import numa, nvml
+from serve_app.telemetry.stages import Stage
+from serve_app.weights.staging import staged_copies
+
+record_communicator(gpu_worker)
+
+
+class _Sleeping(gpu_worker.Worker):
+    """Level 1 in two calls, as `VllmEngine.wake` makes them: "weights" starts the copies, "kv_cache" waits for them."""
+
+    device: torch.device
+    vllm_config: Any
+    _copies: OverlappedCopies | None = None
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Also the weights are there only once the KV cache is."""
+        if self._copies is None:
+            self._copies = OverlappedCopies(importlib.import_module("vllm.device_allocator.cumem"))
+        with self._copies.started():
+            super().wake_up(tags)
+        if tags is None or "kv_cache" in tags:
+            self._copies.finish()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Before memory is pinned, the rank moves to the processors of its GPU's node."""
+        numa.bind_to(self._uuid)
+        with self._staged():
+            super().load_model(*args, **kwargs)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """As at the start."""
+        with self._staged():
+            super().reload_weights(*args, **kwargs)
+
+    def device_bytes(self) -> int:
+        """What this process holds of its GPU, in bytes, as the driver counts it: CUDA context and graphs included."""
+        return nvml.held_by_process(self._uuid, os.getpid())
+
+    def _staged(self) -> AbstractContextManager[None]:
+        """What comes from the node's weight cache passes through pinned buffers; vLLM's own loaders know their ways."""
+        cached = self.vllm_config.load_config.load_format == NODE_CACHE
+        return staged_copies(self.device) if cached else nullcontext()
+
+    @property
+    def _uuid(self) -> str:
+        properties: Any = torch.cuda.get_device_properties(self.device)
+        return f"GPU-{properties.uuid}"
+
+
+class SleepingGPUWorker(StagedWorker, _Sleeping):
+    """What `worker_cls` names on GPUs."""
+
+    def determine_available_memory(self) -> int:
+        """Record vLLM's memory profile, and the bytes that it leaves for the KV cache of this rank."""
+        with self._stage(Stage.MEMORY_PROFILE) as record:
+            record["bytes"] = available = int(super().determine_available_memory())
+        return available

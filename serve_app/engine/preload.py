@@ -1,0 +1,45 @@
+"""Imported once, in the forkserver: the heavy modules of EngineCore and workers, none of which may touch a GPU.
+
+A process that has initialised CUDA cannot be forked, so this only imports. What is not here in some version of vLLM is
+imported later by the child itself: slower, not wrong.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+
+MODULES = (
+    "transformers",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.model_executor.model_loader",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.qwen3",
+    "xgrammar",
+)
+
+
+def _import_all() -> None:
+    for name in MODULES:
+        _import(name)
+    platforms = importlib.import_module("vllm.platforms")
+    if platforms.current_platform.is_cpu():
+        _import("serve_app.engine.worker")
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a dead forkserver is worse than a slow child
+        logging.getLogger(__name__).warning("forkserver: %s was not preloaded: %s", name, error)
+
+
+_import_all()
+# When its last user is gone the server has nothing left to do; tearing down all these modules would take seconds.
+atexit.register(os._exit, 0)

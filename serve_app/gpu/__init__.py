@@ -1,0 +1,1 @@
+"""GPUs: how a slot's tensor and pipeline parallel ranks become placement-group bundles."""

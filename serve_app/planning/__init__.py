@@ -1,0 +1,1 @@
+"""The pool in virtual time: the decision functions of production against simulated slots with measured stage times."""

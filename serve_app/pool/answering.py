@@ -1,0 +1,22 @@
+"""A JSON answer over raw ASGI: for what is said before, or instead of, the engine's own server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+
+async def answer(
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    status: int,
+    content: Mapping[str, object],
+    headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    """Send a whole response; 503 comes with `Retry-After`."""
+    body = json.dumps(content).encode()
+    usual = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 503:
+        usual.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,54 @@
+"""What routers are told of the pool. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from serve_app.live import Hold
+from serve_app.pool import takeover
+from serve_app.pool.messages import ModelRole, RoleMap, Serving
+from serve_app.pool.records import SlotRecord
+from serve_app.pool.view import ModelView, View
+
+
+def role_map(
+    known: RoleMap,
+    view: View,
+    records: Mapping[str, SlotRecord],
+    names: Mapping[str, tuple[str, ...]],
+    hold: Hold,
+    retry_after_s: float,
+) -> RoleMap:
+    """What is true now, under the version of what is known.
+
+    Args:
+        names: what clients may call each model.
+    """
+    active = [slot for slot in view.slots if slot.is_active]
+    return replace(
+        known,
+        active={slot.slot: Serving(slot.model, slot.hard) for slot in active},
+        models={model.model: _role(model, view, names[model.model]) for model in view.models},
+        stages={slot.slot: _stage(records[slot.slot]) for slot in view.slots if not slot.is_active},
+        traces={slot.slot: records[slot.slot].trace for slot in active},
+        hold=hold,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _role(model: ModelView, view: View, names: tuple[str, ...]) -> ModelRole:
+    standbys = [slot for slot in view.standbys if model.model in slot.holds]
+    coming = view.coming(model.model)
+    drains = [slot for slot in coming if slot.is_taken_over]
+    return ModelRole(
+        names=names,
+        usable=len(standbys) + len(coming) - len(drains),
+        takeable=len(takeover.others(view, model)) + len(drains),
+        on_demand=model.min_active == 0,
+    )
+
+
+def _stage(record: SlotRecord) -> str:
+    report = record.report
+    return report.error or (f"{report.state}: {report.stage}" if report.stage else str(report.state))

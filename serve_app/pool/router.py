@@ -1,0 +1,309 @@
+"""`PoolRouter`: Serve's request router in every proxy and handle; a thin adapter around `Dispatch`.
+
+Requests that no active slot has room for are held here, in the caller's own coroutine: `choose_replicas` would not do,
+because Serve swallows what it raises and does not call it at all while there are no replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from typing import Any
+
+from ray.serve._private.common import DeploymentHandleSource, ReplicaID
+from ray.serve.exceptions import BackPressureError
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from serve_app.errors import Overloaded, UnknownModel
+from serve_app.pool import api_keys, naming, proxy
+from serve_app.pool.dispatch import Dispatch, Ticket
+from serve_app.pool.held import Held
+from serve_app.pool.messages import ModelNeed, NeedReport, Serving
+from serve_app.pool.roles import Roles
+from serve_app.pool.router_metrics import RouterMetrics
+from serve_app.telemetry import spans
+
+log = logging.getLogger("ray.serve")
+
+# Need is repeated at least this often: it is the router's lease with the coordinator.
+REPORT_S = 0.25
+# A held request looks again at least this often; it is normally woken when something changes.
+LOOK_AGAIN_S = 0.1
+RETRY_WATCH_S = 0.1
+DISCOVER_S = 1.0
+# Of the requests that wait, so many are linked to the promotion they wait for.
+MAX_LINKS = 8
+
+
+class PoolBackPressure(BackPressureError):
+    """Becomes a 503 with `Retry-After` at the proxy; its message, OpenAI's error JSON, is the body."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(0, 0, 503, retry_after_s)
+        self.args = (message, retry_after_s)  # what pickling hands to __init__
+        self._message = json.dumps({"error": {"message": message, "type": "overloaded_error", "code": 503}})
+
+
+class PoolRouter(RequestRouter):
+    """Routes to active slots only. All state is touched on the router's own event loop."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.has_been_ready = False
+        self.stages: dict[str, str] = {}
+        self._router_id = uuid.uuid4().hex[:12]
+        self._dispatch = Dispatch()
+        self._roles = Roles()
+        self._models: dict[str, tuple[str, ...]] = {}
+        self._seq = 0
+        self._by_name: dict[str, RunningReplica] = {}
+        self._died: frozenset[str] = frozenset()
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._held: dict[Ticket, Held] = {}
+        self._tell = asyncio.Event()
+        self._metrics = RouterMetrics(self.app_name)
+        if self._handle_source == DeploymentHandleSource.PROXY:
+            proxy.add_router(self)
+            spans.configure("proxy", self._router_id)
+
+    @property
+    def deployment(self) -> str:
+        """The deployment it routes to, by application and name."""
+        return str(self._deployment_id)
+
+    @property
+    def has_replicas(self) -> bool:
+        return bool(self._by_name)
+
+    @property
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """The models of this pool, each with what clients may call it; read from other threads."""
+        return self._models
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served: by an active slot, or by a standby; read from other threads."""
+        return bool(self._dispatch.routable) or self._roles.on_demand()
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve's list has changed: follow the coordinators that these replicas belong to."""
+        super().update_replicas(replicas)
+        self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
+        self._died &= frozenset(self._by_name)
+        self._follow({str(replica.replica_metadata.get("coordinator", "")) for replica in replicas} - {""})
+        if not self._tasks:
+            loop = self._event_loop
+            self._tasks = [loop.create_task(self._report()), loop.create_task(self._discover())]
+        self._apply()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """A request or probe found the actor dead, before the controller did."""
+        super().on_replica_actor_died(replica_id)
+        self._by_name.pop(replica_id.unique_id, None)
+        self._died |= {replica_id.unique_id}
+        self._apply()
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._dispatch.observed(replica_id.unique_id, num_ongoing_requests, time.monotonic())
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """The replica took the request; comes right after `on_new_queue_len_info`, which refusals have too."""
+        super().on_request_routed(pending_request, replica_id, result)
+        self._dispatch.accepted(replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Called once for every replica we chose, from whatever thread saw the end."""
+        self._event_loop.call_soon_threadsafe(self._finished, replica_id.unique_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Serve's own loop is not used; see `_choose_replica_for_request`."""
+        raise NotImplementedError
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        """An active slot for this request, held for as long as the bounds allow.
+
+        Raises:
+            PoolBackPressure: too many are held, or the request's deadline passed.
+            UnknownModel: the pool has no model of that name; `proxy` answers then, as Serve passes on no 404.
+        """
+        now = time.monotonic()
+        arrived = now - max(0.0, time.time() - pending_request.created_at)
+        timeout = min(self._dispatch.hold.max_hold_s, proxy.client_timeout_s.get())
+        routed = proxy.routed.get() or proxy.Routed()
+        model = self._model_of(proxy.requested_model.get(), routed)
+        ticket = Ticket(arrived, arrived + timeout, model, pending_request.metadata.session_id, api_keys.tenant.get())
+        routed.held_s = routed.held_s or 0.0  # a retry was held before
+        # Not what a client made up: that would be a series each.
+        routed.application, routed.model = self.app_name, model if model in self._models else ""
+        try:
+            self._dispatch.offer(ticket, now)
+            while True:
+                if ticket.slot is None:
+                    await self._hold(ticket, routed)
+                replica = self._by_name.get(ticket.slot or "")
+                if replica is not None:
+                    routed.slot = ticket.slot or ""
+                    return replica
+                self._dispatch.give_up(ticket)  # vanished between placing and now
+                self._dispatch.offer(ticket, time.monotonic())
+        except Overloaded as refused:
+            self._give_up(ticket)
+            self._metrics.shed(refused, routed.model)
+            raise PoolBackPressure(str(refused), refused.retry_after_s) from None
+        except asyncio.CancelledError:
+            self._give_up(ticket)
+            raise
+
+    def _model_of(self, name: str, routed: proxy.Routed) -> str:
+        """The id of the model that a client calls `name`; the first model for none. Raises UnknownModel."""
+        if not self._models:  # not known yet; or the pool is off, and replicas take whatever comes
+            return name if self._watchers else ""
+        if not name:
+            return next(iter(self._models))
+        for model, names in self._models.items():
+            if name in names:
+                return model
+        routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
+        raise UnknownModel(routed.unknown_model)
+
+    async def _hold(self, ticket: Ticket, routed: proxy.Routed) -> None:
+        """Wait until the ticket is placed, or raise Overloaded at its deadline; either way note for how long."""
+        held = self._held[ticket] = Held(ticket.arrived_s)
+        cold = not self._dispatch.serves(ticket.model) and not self._roles.usable(ticket.model)
+        routed.path = "cold" if cold else "held"
+        self._tell.set()
+        try:
+            while not held.placed.is_set():
+                left = ticket.deadline_s - time.monotonic()
+                if left <= 0:
+                    raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s)
+                if ticket.evicted:
+                    raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
+                try:
+                    await asyncio.wait_for(held.placed.wait(), min(left, LOOK_AGAIN_S))
+                except TimeoutError:
+                    self._release()
+            held.end(ticket.slot or "", self._roles.trace(ticket.slot or ""))
+        except BaseException as error:
+            held.end("", "", str(error) or type(error).__name__)
+            raise
+        finally:
+            self._held.pop(ticket, None)
+            routed.held_s = time.monotonic() - ticket.arrived_s
+
+    def _give_up(self, ticket: Ticket) -> None:
+        self._dispatch.give_up(ticket)
+        self._tell.set()
+        self._release()
+
+    def _finished(self, slot: str) -> None:
+        self._dispatch.finished(slot)
+        self._release()
+
+    def _apply(self) -> None:
+        """Hand roles and replicas to the dispatch object, and place who can be placed now."""
+        newest = self._roles.newest()
+        if newest is not None:
+            self._dispatch.hold = newest.hold
+            self._dispatch.retry_after_s = newest.retry_after_s
+        self.stages, self._models = self._roles.stages(), self._roles.models()
+        self._dispatch.set_roles(self._roles.active() | self._plain())
+        self._dispatch.set_present(set(self._by_name) - self._died)
+        self.has_been_ready = self.has_been_ready or self.ready
+        self._release()
+        self._tell.set()
+
+    def _plain(self) -> dict[str, Serving]:
+        """Replicas without a coordinator: `pool: off`, in an application that had a pool before."""
+        plain = {name: r for name, r in self._by_name.items() if not r.replica_metadata.get("coordinator")}
+        only = next(iter(self._roles.models()), "")
+        return {name: Serving(only, replica.max_ongoing_requests) for name, replica in plain.items()}
+
+    def _release(self) -> None:
+        for ticket in self._dispatch.release(time.monotonic()):
+            self._held[ticket].placed.set()
+            self._tell.set()
+
+    def _follow(self, coordinators: set[str]) -> None:
+        """Watch exactly these coordinators; no replicas at all say nothing, so then those we have stay."""
+        for name in coordinators - set(self._watchers):
+            self._watchers[name] = self._event_loop.create_task(self._watch(name))
+        for name in set(self._watchers) - coordinators if coordinators else ():
+            self._watchers.pop(name).cancel()
+            self._roles.keep_only(coordinators)
+
+    async def _discover(self) -> None:
+        """Until there is a replica, find the coordinator by name, so that /health/ready can tell how the start goes."""
+        while not self._by_name:
+            try:
+                self._follow(set(await asyncio.to_thread(naming.coordinator_names, self.app_name)))
+            except Exception as error:
+                log.debug("no coordinator found: %s", error)
+            await asyncio.sleep(DISCOVER_S)
+
+    async def _watch(self, name: str) -> None:
+        """Follow one coordinator's role map; when it cannot be reached, what was last known stays."""
+        while True:
+            try:
+                role_map = await naming.coordinator(name).watch.remote(self._roles.seen(name))
+                self._metrics.heard(name)
+                if self._roles.update(name, role_map):
+                    self._apply()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                log.debug("coordinator %s: %s", name, error)
+                await asyncio.sleep(RETRY_WATCH_S)
+
+    async def _report(self) -> None:
+        """Say our need at every change, and often enough to keep the lease."""
+        while True:
+            self._tell.clear()
+            try:
+                self._send_need()
+                self._metrics.look(self._dispatch.need(time.monotonic()), self._models, self._watchers)
+            except Exception as error:
+                log.debug("need report: %s", error)
+            try:
+                await asyncio.wait_for(self._tell.wait(), REPORT_S)
+            except TimeoutError:
+                continue
+
+    def _send_need(self) -> None:
+        """One report to every coordinator we follow; only one of them is asked for a model's capacity."""
+        needs = self._needs()
+        asked = {model: self._roles.answerable(model) for model in needs}
+        self._seq += 1
+        for name in self._watchers:
+            report = NeedReport(
+                router=self._router_id,
+                seq=self._seq,
+                needs={model: need for model, need in needs.items() if asked[model] in (name, None)},
+                seen=self._roles.seen(name),
+                slots=frozenset(self._by_name),
+                died=self._died,
+            )
+            naming.coordinator(name).need.remote(report)
+
+    def _needs(self) -> dict[str, ModelNeed]:
+        now = time.monotonic()
+        traces: dict[str, list[str]] = {}
+        for ticket, held in list(self._held.items()):
+            if held.trace:
+                traces.setdefault(ticket.model, []).append(held.trace)
+        return {
+            model: ModelNeed(waiting, time.time() - oldest_s, tuple(traces.get(model, ())[:MAX_LINKS]))
+            for model, (waiting, oldest_s) in self._dispatch.need(now).items()
+        }
+
+    def __repr__(self) -> str:
+        return f"<PoolRouter {self._router_id} {self._dispatch!r}>"

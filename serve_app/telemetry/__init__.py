@@ -1,0 +1,1 @@
+"""Names of stages, spans, metrics and the cold-start ledger."""

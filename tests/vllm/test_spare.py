@@ -1,0 +1,24 @@
+"""The process that waits with vLLM imported for a node's next slot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_next_process_of_a_node_has_vllm_imported() -> None:
+    """One spare however often it is asked for; Ray gives that very process to an actor that starts later."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.vllm.spare"],
+        cwd=REPOSITORY,
+        env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "SPARE 1 False True" in done.stdout, done.stdout + done.stderr
