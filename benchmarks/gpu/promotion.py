@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ class Benchmark:
     cycles: int
     extra: int
     prefix: str
+    engine_kwargs: dict[str, Any]
     report: Report = field(default_factory=lambda: Report("gpu_promotion", module="gpu.promotion"))
     pinned: float = 0.0
 
@@ -53,7 +55,7 @@ class Benchmark:
         """One application after the other."""
         self.pinned = layouts.pinned_bytes_per_s()
         for name in names:
-            shape = layouts.shape(self.model, name, hard=64)
+            shape = layouts.shape(self.model, name, hard=64, **self.engine_kwargs)
             config = configs.pool(shape, active=0, standby=1)
             self.report.configs[name] = config
             with Application(config) as application:
@@ -155,11 +157,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5, help="bursts per tier")
     parser.add_argument("--cycles", type=int, default=20, help="bursts, and so sleep/wake cycles, at tier host")
     parser.add_argument("--extra", type=int, default=4, help="requests of a burst")
+    parser.add_argument("--engine-kwargs", default="{}", help="more of them, as JSON")
     parser.add_argument("--prefix", default="h200", help="begins the claims' names: the GPU")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_promotion.json")
     args = parser.parse_args()
     exit_when_terminated()
-    benchmark = Benchmark(args.model, args.tiers, args.repeat, args.cycles, args.extra, args.prefix)
+    more = json.loads(args.engine_kwargs)
+    benchmark = Benchmark(args.model, args.tiers, args.repeat, args.cycles, args.extra, args.prefix, more)
     try:
         benchmark.run(args.layouts)
     finally:  # a time limit must not cost what was measured before
