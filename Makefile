@@ -49,7 +49,7 @@ test: install
 check: install
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) ruff check --quiet .
-	@$(RUN) mypy --no-error-summary serve_app
+	@$(RUN) mypy --no-error-summary serve_app benchmarks
 	@$(RUN) lint-imports --no-cache --no-logo
 
 notebooks: install

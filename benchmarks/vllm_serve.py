@@ -16,6 +16,7 @@ from benchmarks.configs import Shape
 from benchmarks.processes import Server, free_port
 from serve_app.config import ModelConfig, SlotConfig
 from serve_app.engine.arguments import platform_defaults, prepare_environment
+from serve_app.engine.base import ALONE
 from serve_app.models import ensure_model
 
 SLEEP = ("enable_sleep_mode", "worker_cls")
@@ -67,7 +68,7 @@ class VllmServe:
         """What a slot sets for its engine (threads, processes): the same engine, only served differently."""
         before = dict(os.environ)
         try:
-            prepare_environment(self._slot, self._model)
+            prepare_environment(self._slot, self._model, ALONE)
             return tool_environment()
         finally:
             os.environ.clear()

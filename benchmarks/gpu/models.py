@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks import configs
 from benchmarks.application import Application, Status
 from benchmarks.client import Client, prompt
@@ -53,12 +55,12 @@ class Benchmark:
         self.report.configs["shared"] = config
         with Application(config) as application:
             application.settled(0, 1)
-            answers: dict[str, str] = {}
+            answers: dict[str, list[int]] = {}
             for number in range(2 + self.switches):  # two turns to learn the answers
                 name = self._names[number % 2]
                 run = asyncio.run(_switch(application.url, name))
-                expected = answers.setdefault(name, run["text"])
-                run |= {"switch": number - 1, "wrong": run["text"] != expected, "settling": number < 2}
+                expected = answers.setdefault(name, run["answer"])
+                run |= {"switch": number - 1, "wrong": run["answer"] != expected, "settling": number < 2}
                 self._keep(run | _last_promotion(application) | _held(application.status()))
 
     @property
@@ -77,7 +79,7 @@ class Benchmark:
 
     def _keep(self, run: Run) -> None:
         self.report.runs.append(run)
-        shown = {key: value for key, value in run.items() if key not in ("stages", "text")}
+        shown = {key: value for key, value in run.items() if key not in ("stages", "answer")}
         print(", ".join(f"{key} {short(value)}" for key, value in shown.items()), flush=True)
 
     def claim(self) -> None:
@@ -90,7 +92,7 @@ class Benchmark:
         claim(f"{self.prefix}_switch_first_token_max_s", longest)
         claim(f"{self.prefix}_steady_first_token_s", median([run["steady_s"] for run in runs]), note="without a switch")
         bad = [run for run in self.report.runs if run["error"] or run["wrong"]]
-        same = len({run["text"] for run in self.report.runs}) < len(self._names)
+        same = len({tuple(run["answer"]) for run in self.report.runs}) < len(self._names)
         claim("wrong_or_failed_answers", float(len(bad)) + same, "answers", target=0)
         for name in dict.fromkeys(stage for run in runs for stage in run["stages"]):
             claim(f"stage:{name}", median([run["stages"][name] for run in runs if name in run["stages"]]))
@@ -105,14 +107,24 @@ async def _switch(url: str, model: str) -> Run:
     """One request that finds the other model awake, then some that find this one."""
     async with Client(url, model) as client:
         first = await client.stream(prompt(1), TOKENS)
+        answer = await _answer(url, model)
         steady = [await client.stream(prompt(2 + number), 2) for number in range(STEADY)]
     return {
         "model": model,
         "first_token_s": first.first_s,
         "steady_s": median([stream.first_s for stream in steady if stream.first_s is not None]),
         "error": first.error or next((stream.error for stream in steady if stream.error), ""),
-        "text": first.text,
+        "answer": answer,
     }
+
+
+async def _answer(url: str, model: str) -> list[int]:
+    """The same question to both, answered in token ids: random weights say much that is no text."""
+    body = {"model": model, "prompt": "Who are you?", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+        answer = await http.post("/v1/completions", json=body | {"return_token_ids": True})
+    found: list[int] = answer.raise_for_status().json()["choices"][0]["token_ids"]
+    return found
 
 
 def _last_promotion(application: Application) -> Run:

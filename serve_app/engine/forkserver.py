@@ -43,7 +43,10 @@ _PRELOAD = "serve_app.engine.preload"
 # A server that nobody uses stays this long: a slot that is replaced finds it warm.
 GRACE_S = 15.0
 # Variables (by prefix) that modules read as they are imported; everything else a child gets from who asks for it.
-READ_AT_IMPORT = ("TORCHDYNAMO_", "TORCH_", "HF_", "TRANSFORMERS_", "VLLM_LOGGING_", "VLLM_CONFIGURE_", "VLLM_PLUGINS")
+READ_AT_IMPORT = (
+    *("PYTORCH_", "TORCHDYNAMO_", "TORCH_"),
+    *("HF_", "TRANSFORMERS_", "VLLM_LOGGING_", "VLLM_CONFIGURE_", "VLLM_PLUGINS"),
+)
 
 _context: multiprocessing.context.BaseContext | None = None
 _in_engine = False

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from vllm.v1.worker import gpu_worker
 
-from serve_app.engine import node_loader  # noqa: F401  (registers its load format)
+from serve_app.engine import node_loader  # registers its load format
 from serve_app.engine.arguments import NODE_CACHE
 from serve_app.engine.overlap import OverlappedCopies
 from serve_app.engine.staged import StagedWorker, record_communicator
 from serve_app.gpu import numa, nvml
 from serve_app.telemetry.stages import Stage
-from serve_app.weights.staging import staged_copies
+from serve_app.weights.registered import DirectCopies
 
 record_communicator(gpu_worker)
 
@@ -27,35 +27,40 @@ class _Sleeping(gpu_worker.Worker):
     device: torch.device
     vllm_config: Any
     _copies: OverlappedCopies | None = None
+    _direct: AbstractContextManager[Any] = nullcontext()
+
+    def init_device(self) -> None:
+        """With the node's weight cache, registering it begins here, where the process has its context."""
+        super().init_device()
+        numa.bind_to(self._uuid)  # before memory is pinned: to the processors of its GPU's node
+        load = self.vllm_config.load_config
+        if load.load_format == NODE_CACHE:
+            self._direct = copies = DirectCopies(self.device)
+            node_loader.use_gpu(copies, load, self.vllm_config.model_config.model)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Also the weights are there only once the KV cache is."""
+        """Also the weights are there only once the KV cache is, wherever they come from."""
         if self._copies is None:
             self._copies = OverlappedCopies(importlib.import_module("vllm.device_allocator.cumem"))
         with self._copies.started():
             super().wake_up(tags)
         if tags is None or "kv_cache" in tags:
             self._copies.finish()
+            torch.cuda.current_stream(self.device).synchronize()  # for `_direct`
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Before memory is pinned, the rank moves to the processors of its GPU's node."""
-        numa.bind_to(self._uuid)
-        with self._staged():
+        """What comes from the node's weight cache is copied by DMA; vLLM's own loaders know their ways."""
+        with self._direct:
             super().load_model(*args, **kwargs)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """As at the start."""
-        with self._staged():
+        with self._direct:
             super().reload_weights(*args, **kwargs)
 
     def device_bytes(self) -> int:
         """What this process holds of its GPU, in bytes, as the driver counts it: CUDA context and graphs included."""
         return nvml.held_by_process(self._uuid, os.getpid())
-
-    def _staged(self) -> AbstractContextManager[None]:
-        """What comes from the node's weight cache passes through pinned buffers; vLLM's own loaders know their ways."""
-        cached = self.vllm_config.load_config.load_format == NODE_CACHE
-        return staged_copies(self.device) if cached else nullcontext()
 
     @property
     def _uuid(self) -> str:

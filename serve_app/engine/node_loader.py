@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.model_loader import register_model_loader
@@ -23,12 +23,36 @@ from serve_app.errors import BadCheckpoint, EngineError
 from serve_app.telemetry.stages import Stage
 from serve_app.weights import checkpoint
 from serve_app.weights.cache import NodeCache, Weights
-from serve_app.weights.views import tensors
+from serve_app.weights.views import address, tensors
+
+if TYPE_CHECKING:
+    from serve_app.weights.registered import DirectCopies, Registered
 
 # What vLLM raises for a tensor that does not fit the model; what else goes wrong is not the checkpoint's fault.
 _MISFITS = (AssertionError, IndexError, KeyError, ValueError, RuntimeError)
-# By the files they were read from: what this process uses stays in the cache for as long as it lives.
-_held: dict[tuple[str, ...], Weights] = {}
+
+
+@dataclass
+class _Held:
+    """Weights that this process uses: they stay in the cache for as long as it lives, or until others replace them."""
+
+    weights: Weights
+    registered: Registered | None = None  # where the worker has a GPU
+
+
+# By the files they were read from.
+_held: dict[tuple[str, ...], _Held] = {}
+# Of this process's GPU worker, if it is one.
+_copies: DirectCopies | None = None
+
+
+def use_gpu(copies: DirectCopies, load_config: Any, directory: str) -> None:
+    """From now on weights go to the GPU by `copies`; those in `directory` get ready while vLLM builds the model."""
+    global _copies
+    _copies = copies
+    files = tuple(str(path) for path in checkpoint.find(Path(directory)))
+    if files:
+        NodeCacheLoader(load_config).acquire(files)
 
 
 @register_model_loader(NODE_CACHE)
@@ -69,18 +93,28 @@ class NodeCacheLoader(DefaultModelLoader):
             )
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
-        for file, name, tensor in tensors(self._acquired(tuple(sorted(files)))):
+        held = self.acquire(tuple(sorted(files)))
+        image = held.weights.mapped()
+        if held.registered is not None:
+            held.registered.views_at = address(image)
+        for file, name, tensor in tensors(held.weights, image):
             self._at = str(file), name
             yield source.prefix + name, tensor
         self._at = "", ""
 
-    def _acquired(self, files: tuple[str, ...]) -> Weights:
+    def acquire(self, files: tuple[str, ...]) -> _Held:
+        """The weights in these files, as they are now."""
         start_s = time.time()
         weights = self._cache.acquire(checkpoint.load(map(Path, files)))
         if weights.read_bytes:  # the slot has not read them, or they have changed since
             staged.record_outside(Stage.WEIGHTS_CACHE, start_s, **weights.attributes)
         old = _held.get(files)
-        _held[files] = weights
+        if old is not None and old.weights.key == weights.key:
+            weights.close()
+            return old
         if old is not None:
-            old.close()
-        return weights
+            if _copies is not None and old.registered is not None:
+                _copies.remove(old.registered)
+            old.weights.close()
+        _held[files] = _Held(weights, _copies.add(weights) if _copies is not None else None)
+        return _held[files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import uuid
 from argparse import Namespace
@@ -383,6 +384,7 @@ def import_vllm() -> None:
     """Import what a slot's own process needs of vLLM. Blocks for 6-20 s, the first time."""
     importlib.import_module("vllm.v1.engine.async_llm")
     _api_modules()
+    gc.freeze()  # what was imported stays: looking at millions of objects again and again would stop streams meanwhile
 
 
 def _api_modules() -> tuple[Any, Any]:

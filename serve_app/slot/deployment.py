@@ -144,6 +144,7 @@ class Slot:
 
     async def _start(self) -> None:
         """Run the cold start; Serve counts the slot as running once this returns."""
+        spare.taken()
         if self._link is not None:
             self._link.start()
         born_s, here_s = processes.start_time_s(), time.time()

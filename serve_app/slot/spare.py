@@ -27,10 +27,14 @@ _RPC_S = 10.0
 _TAKE_ORDER_S = 30.0
 
 
+def taken() -> None:
+    """This process, a spare until now or not, has become a slot."""
+    spare.taken(os.getppid())
+
+
 def ensure() -> None:
     """See to it that this node has a spare. Blocks; failing costs nothing but time at the next cold start."""
     raylet = os.getppid()
-    spare.taken(raylet)
     if spare.waiting(raylet):
         return
     order = spare.order(raylet, {k: v for k, v in os.environ.items() if k.startswith(forkserver.READ_AT_IMPORT)})

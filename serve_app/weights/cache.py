@@ -42,22 +42,24 @@ class Weights:
     """A model's weights in the cache; they stay there until `close`, or until this process ends.
 
     Attributes:
+        key: equal for the same content of the same files.
         read_bytes: what this process has read of the files to fill the cache; 0 if it found them there.
         seconds: that reading them took, or waiting for another process that read them.
         verified: whether they were compared with a manifest.
     """
 
     checkpoint: Checkpoint
+    key: str
     verified: bool
     read_bytes: int = 0
     seconds: float = 0.0
     _held: ExitStack = field(default_factory=ExitStack, repr=False)
     _file: IO[bytes] | None = field(default=None, repr=False)
 
-    def mapped(self) -> mmap.mmap:
+    def mapped(self, access: int = mmap.ACCESS_COPY) -> mmap.mmap:
         """The image of all files (see `Checkpoint.offsets`). Pages are shared; a write makes a private copy of one."""
         assert self._file is not None, "closed"
-        return mmap.mmap(self._file.fileno(), self.checkpoint.image_size, access=mmap.ACCESS_COPY)
+        return mmap.mmap(self._file.fileno(), self.checkpoint.image_size, access=access)
 
     @property
     def attributes(self) -> dict[str, int | float | bool]:
@@ -109,7 +111,7 @@ class NodeCache:
                         file, read_bytes = self._fill(folder / key, checkpoint, expected), checkpoint.size
             held.enter_context(file)
             took_s = time.monotonic() - begin_s
-            return Weights(checkpoint, expected is not None, read_bytes, took_s, held.pop_all(), file)
+            return Weights(checkpoint, key, expected is not None, read_bytes, took_s, held.pop_all(), file)
 
     @contextmanager
     def _joined(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,19 @@ _TYPES = {
 }  # fmt: skip
 
 
-def tensors(weights: Weights) -> Iterator[tuple[Path, str, torch.Tensor]]:
-    """File, name and view of each tensor; a view keeps the mapping alive, and writing to it changes no file."""
-    image = weights.mapped()
+def tensors(weights: Weights, image: mmap.mmap) -> Iterator[tuple[Path, str, torch.Tensor]]:
+    """File, name and view of each tensor in `image` (`weights.mapped()`).
+
+    A view keeps the mapping alive, and writing to it changes no file.
+    """
     for shard, offset in zip(weights.checkpoint.shards, weights.checkpoint.offsets, strict=True):
         for name, tensor in shard.tensors.items():
             yield shard.path, name, _view(image, offset + tensor.begin, tensor)
+
+
+def address(image: mmap.mmap) -> int:
+    """Where the mapping begins."""
+    return torch.frombuffer(image, dtype=torch.uint8, count=1).data_ptr()
 
 
 def _view(image: object, begin: int, tensor: Tensor) -> torch.Tensor:

@@ -1,31 +1,23 @@
-"""Loading from the node's weight cache on a real GPU, through pinned buffers."""
+"""Loading from the node's weight cache on a real GPU, by DMA from shared memory."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from serve_app.config import ModelConfig, NodeCacheConfig, SlotConfig, Tier
 from serve_app.engine.vllm import VllmEngine
-from serve_app.weights.staging import BUFFER_BYTES, staged_copies
 
 from .test_tiers import KWARGS
 
 
-@pytest.mark.parametrize("rows", [1, 1000, BUFFER_BYTES // 4096 * 3])
-def test_staged_copies_arrive(rows: int) -> None:
-    """Smaller and larger than both buffers; a column slice too; and what is launched next sees them."""
-    host = torch.randn(rows, 2048)
-    device = torch.device("cuda:0")
-    target, doubled = torch.zeros(rows, 1024, device=device), torch.zeros(rows, 1024, device=device)
-    with staged_copies(device):
-        target.copy_(host.narrow(1, 1024, 1024))
-        doubled += target * 2
-    assert target.cpu().equal(host[:, 1024:])
-    assert doubled.cpu().equal(host[:, 1024:] * 2)
+def test_copies_from_registered_memory_arrive() -> None:
+    """Whole tensors and a rank's parts of them; one that was written to is not taken from the cache."""
+    subprocess.run([sys.executable, "-m", "tests.gpu.copies"], check=True)
 
 
 @pytest.mark.timeout(900)

@@ -127,7 +127,7 @@ def test_tensors_are_those_that_safetensors_reads(node: Node) -> None:
     save_file(odd, model / "odd.safetensors")
     weights = acquire(node.cache(), model)
     wanted = {name: tensor for file in checkpoint.find(model) for name, tensor in load_file(file).items()}
-    found = {name: tensor for _, name, tensor in views.tensors(weights)}
+    found = {name: tensor for _, name, tensor in views.tensors(weights, weights.mapped())}
     assert set(found) == set(wanted)
     for name, tensor in wanted.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
@@ -138,7 +138,7 @@ def test_tensors_are_those_that_safetensors_reads(node: Node) -> None:
 def test_writing_to_a_tensor_changes_nobody_elses(node: Node) -> None:
     """The mapping is private as far as it is written to."""
     weights = acquire(node.cache(), node.model("m"))
-    first, second = (next(iter(views.tensors(weights)))[2] for _ in range(2))
+    first, second = (next(iter(views.tensors(weights, weights.mapped())))[2] for _ in range(2))
     before = second.clone()
     first.zero_()
     assert second.equal(before) and not first.equal(before)

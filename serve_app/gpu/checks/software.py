@@ -11,7 +11,8 @@ from serve_app.gpu.facts import Finding, Level, NodeFacts, Wanted
 
 # What this package was written against; see pyproject.toml.
 VLLM_VERSIONS = SpecifierSet(">=0.26,<0.33")
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Of these PyTorch reads the first that is set.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_driver(facts: NodeFacts, wanted: Wanted) -> Finding:
