@@ -176,7 +176,7 @@ class Benchmark:
     def claim(self) -> None:
         """Over all first tokens of the valid steps; of the trace as it was."""
         claim, p99_s = self.report.claim, {case: self._percentile(case, 99) for case in CASES}
-        cold = min((p99_s[case] for case in COLD if p99_s[case] is not None), default=None)
+        cold = min((found for case in COLD if (found := p99_s[case]) is not None), default=None)
         invalid = sum(1 for run in self.report.runs if not run["valid"])
         failures = sum(self._failures(phase, POOL) for phase in ("step", "trace"))
         note = "steps; the better of Serve's two settings / pool"

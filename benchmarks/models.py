@@ -130,7 +130,7 @@ async def body_read_ms(size: int, repeat: int = 200) -> float:
     times: list[float] = []
     for _ in range(repeat):
         begin = time.perf_counter()
-        await with_model({"type": "http", "method": "POST", "headers": []}, receive)  # type: ignore[arg-type]
+        await with_model({"type": "http", "method": "POST", "headers": []}, receive)
         times.append(time.perf_counter() - begin)
     return 1000 * (median(times) or 0.0)
 

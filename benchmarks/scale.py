@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ BUSY_S = 60.0
 class Cpu:
     """CPU seconds by who took them; those of one within another count once."""
 
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     inside = False
 
     @classmethod
@@ -221,9 +221,9 @@ class Day:
         book = self.pool.book
         if book is not None and not book.blind(self.loop.now):
             for name in book.role_map.active:
-                slot = self.fleet.slots.get(name)
-                fine = slot is None or not slot.alive or slot.state in (State.ACTIVE, State.DRAINING)
-                self._must(fine, f"{name} is routed to while {slot.state if slot else 'gone'}")
+                routed = self.fleet.slots.get(name)
+                fine = routed is None or not routed.alive or routed.state in (State.ACTIVE, State.DRAINING)
+                self._must(fine, f"{name} is routed to while {routed.state if routed else 'gone'}")
 
     def _must(self, true: bool, otherwise: str) -> None:
         if not true:

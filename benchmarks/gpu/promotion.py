@@ -126,11 +126,11 @@ class Benchmark:
         runs = self._runs("promoted", layout=name, tier="host")[1:]
         if len(runs) < 2:
             return
-        for kind, of in (
-            ("gpu", lambda run: max(run["asleep_gpu_bytes"], default=0)),
-            ("host", lambda run: run["asleep_host_bytes"]),
+        for kind, held in (
+            ("gpu", [max(run["asleep_gpu_bytes"], default=0) for run in runs]),
+            ("host", [run["asleep_host_bytes"] for run in runs]),
         ):
-            growth = (of(runs[-1]) - of(runs[0])) / 1e6
+            growth = (held[-1] - held[0]) / 1e6
             self.report.claim(f"{self.prefix}_{name}_{kind}_growth_mb", growth, "MB", note=f"over {len(runs)} cycles")
 
     def _runs(self, phase: str, **where: str) -> list[Run]:

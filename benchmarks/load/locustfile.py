@@ -88,6 +88,7 @@ class Arrivals(HttpUser):
         except ServeAppError as error:  # Locust itself would log it and begin anew, for ever
             log.error("%s", error)
             self.environment.process_exit_code = 1
+        assert self.environment.runner is not None
         # Not from this user's own greenlet, which ending the run waits for.
         gevent.spawn(self.environment.runner.quit)
         gevent.sleep(QUIT_S)
@@ -116,6 +117,7 @@ class Arrivals(HttpUser):
     def _tell_first_token(self, answer: Answer) -> None:
         if answer.first_token_s is not None and not answer.error:
             name = "first token, held" if answer.held_s else "first token"
-            self.environment.events.request.fire(
+            fire: Any = self.environment.events.request.fire
+            fire(
                 request_type="SSE", name=name, response_time=answer.first_token_s * 1000, response_length=0, context={}
             )
