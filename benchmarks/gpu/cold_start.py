@@ -1,6 +1,6 @@
 """Where a cold start's seconds go on a GPU, and what each of our measures against them brings.
 
-    python -m benchmarks.gpu.cold_start --model DIR [--variants spare forkserver graphs stock] [--repeat 2]
+    python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache spare forkserver graphs stock] [--repeat 2]
 
 A standby is killed, as an out-of-memory killer would; its replacement's own ledger entry is the measurement, from
 "Serve wants one more" to "it can serve". The first sleep, which pins host memory, is a figure of its own: the slot
@@ -8,7 +8,8 @@ could serve before it. Every variant keeps the compiled code and the KV cache's 
 kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
 
 Variants, each with all the measures of those after it:
-- spare: the slot's own process has imported vLLM before it is wanted (this package's default);
+- node_cache: the weights are in the node's shared memory (`slot.node_cache`);
+- spare: the slot's own process has imported vLLM before it is wanted;
 - forkserver: processes forked from one that has imported vLLM; graphs: few CUDA graph sizes;
 - stock: vLLM starts its processes by itself and captures CUDA graphs for all of its default sizes.
 """
@@ -31,10 +32,11 @@ from serve_app.telemetry.stages import Stage
 
 Run = dict[str, Any]
 OFF = {"forkserver": False, "spare_worker": False}
-DEFAULT = "spare"
+ALL = "node_cache"
 # The one that matters most first: device time may run out.
 VARIANTS: dict[str, dict[str, Any]] = {
-    DEFAULT: {},
+    ALL: {"node_cache": {"enabled": True}},
+    "spare": {},
     "forkserver": {"spare_worker": False},
     "graphs": OFF,
     "stock": OFF,
@@ -71,7 +73,7 @@ class Benchmark:
         for _ in range(self.repeat):
             status = application.settled(0, 1, "host")
             killed = status["slots"][0]
-            if name == DEFAULT:
+            if name in (ALL, "spare"):
                 application.wait_for_spare(killed)
             application.kill(killed)
             application.wait_until_gone(killed["slot"])
@@ -96,15 +98,17 @@ class Benchmark:
     def claim(self) -> None:
         """Medians over the valid runs."""
         claim = self.report.claim
-        full = self._median(DEFAULT, "can_serve_s")
+        full = self._median(ALL, "can_serve_s")
         claim(f"{self.prefix}_{self.layout}_cold_start_s", full, target=15, note="all measures; until it can serve")
         for name in self.report.configs:
             claim(f"{name}_can_serve_s", self._median(name, "can_serve_s"))
             firsts = [run["can_serve_s"] for run in self._runs(name, "first_start")]
             claim(f"{name}_first_start_s", median(firsts), note="caches as they were when the variant came")
-        claim("first_sleep_s", self._median(DEFAULT, "first_sleep_s"), note="pins host memory, once")
-        for stage, seconds in self._stages(DEFAULT).items():
-            claim(f"stage:{stage}", seconds, note="ledger")
+            claim(
+                f"{name}_first_sleep_s", self._median(name, "first_sleep_s"), note="tier host: pins host memory, once"
+            )
+        for stage, seconds in self._stages(ALL).items():
+            claim(f"stage:{stage}", seconds, note=f"ledger, {ALL}")
 
     def _runs(self, name: str, phase: str = "cold_start") -> list[Run]:
         return [r for r in self.report.runs if r["variant"] == name and r["phase"] == phase and r["valid"]]

@@ -42,9 +42,11 @@ _HOOKS = ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor")
 _PRELOAD = "serve_app.engine.preload"
 # A server that nobody uses stays this long: a slot that is replaced finds it warm.
 GRACE_S = 15.0
-# Variables (by prefix) that modules read as they are imported; everything else a child gets from who asks for it.
+# Variables (by prefix) that modules read as they are imported; everything else a child gets from who asks for it. None
+# that vLLM itself sets as it is imported (PYTORCH_NVML_BASED_CUDA_CHECK does so): a slot whose process has imported it
+# before would get another server than one that has not.
 READ_AT_IMPORT = (
-    *("PYTORCH_", "TORCHDYNAMO_", "TORCH_"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCHDYNAMO_", "TORCH_"),
     *("HF_", "TRANSFORMERS_", "VLLM_LOGGING_", "VLLM_CONFIGURE_", "VLLM_PLUGINS"),
 )
 

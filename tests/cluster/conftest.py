@@ -16,8 +16,6 @@ import httpx
 import pytest
 import yaml
 
-from tests.signals import let_ctrl_c_through
-
 from .machines import ROOT, Machine, Machines, why_not
 
 SERVE_PORT = 8000
@@ -60,7 +58,6 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=timeout_s,
-            preexec_fn=let_ctrl_c_through,
         )
         assert done.returncode == 0, done.stdout
         return done.stdout

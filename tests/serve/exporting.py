@@ -15,8 +15,6 @@ from pathlib import Path
 import httpx
 import yaml
 
-from tests.signals import let_ctrl_c_through
-
 from .conftest import free_port
 from .pool import MODEL, Answer, stream
 
@@ -36,9 +34,7 @@ def application(folder: Path, variables: dict[str, str]) -> Iterator[str]:
         url, config = _config(folder)
         with (folder / "serve.log").open("w") as log:
             command = [str(Path(sys.executable).parent / "serve"), "run", str(config)]
-            running = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=let_ctrl_c_through
-            )
+            running = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             yield url
         finally:

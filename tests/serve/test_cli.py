@@ -11,8 +11,6 @@ from typing import Any
 
 import ray
 
-from tests.signals import let_ctrl_c_through
-
 from .pool import MODEL, Pool
 
 STILL = {"slots": {"min": 2, "max": 2, "demote_after_s": 3600}}
@@ -21,7 +19,7 @@ STILL = {"slots": {"min": 2, "max": 2, "demote_after_s": 3600}}
 def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a process that finds the tests' own Ray cluster."""
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "COLUMNS": "120"} | variables
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, preexec_fn=let_ctrl_c_through)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
 
 
 def run_cli(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

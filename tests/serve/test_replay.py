@@ -13,8 +13,6 @@ from typing import Any
 
 import ray
 
-from tests.signals import let_ctrl_c_through
-
 from .pool import MODEL, Pool
 from .test_cli import refused, run_cli
 
@@ -116,7 +114,6 @@ def test_ctrl_c_keeps_what_has_been_measured(pool: Pool, tmp_path: Path) -> None
         env=env,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=let_ctrl_c_through,
     ) as process:
         deadline = time.monotonic() + 60
         while not (written.exists() and written.read_text()) and time.monotonic() < deadline:

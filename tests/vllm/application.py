@@ -21,8 +21,6 @@ import httpx
 import psutil
 import yaml
 
-from tests.signals import let_ctrl_c_through
-
 MODEL = "smollm2-135m"
 # Requests that one slot may be given at once.
 HARD = 4
@@ -77,7 +75,6 @@ class Application:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C goes to a process group
-                preexec_fn=let_ctrl_c_through,
             )
         self._until(self.is_ready, "/health/ready", START_S)
         with (self._folder / "observer.log").open("w") as log:

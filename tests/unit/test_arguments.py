@@ -1,0 +1,31 @@
+"""What a slot chooses for vLLM by the machine that it is on."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.engine.arguments import bfloat16_is_good, fast_pinning
+
+PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+
+
+@pytest.mark.parametrize(
+    ("flags", "good"),
+    [
+        ({"avx2", "avx512f"}, False),  # emulated
+        ({"avx512f", "avx512_bf16"}, True),
+        ({"asimd", "bf16"}, True),
+        ({"avx512_bf16", "amx_bf16", "amx_tile"}, False),  # vLLM's attention for AMX
+    ],
+)
+def test_bfloat16_where_a_cpu_computes_well_in_it(flags: set[str], good: bool) -> None:
+    assert bfloat16_is_good(flags) is good
+
+
+def test_pinning_on_several_threads_beside_what_a_user_has_set() -> None:
+    """PyTorch reads the first of its two variables that is set; whoever says how to pin is left alone."""
+    assert fast_pinning({}) == {"PYTORCH_ALLOC_CONF": PINNING}
+    given = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    assert fast_pinning(given) == {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:64,{PINNING}"}
+    assert fast_pinning({"PYTORCH_ALLOC_CONF": "pinned_num_register_threads:2"}) == {}
+    assert fast_pinning(fast_pinning({})) == {}
