@@ -129,7 +129,12 @@ def _of_promotions(runs: Sequence[Json]) -> dict[str, Any]:
 
 def _of_cold_starts(runs: Sequence[Json]) -> dict[str, Any]:
     """The first sleep of an engine pins host memory; the last one of a start is an everyday one."""
-    ours = [run for run in runs if run.get("phase") in ("cold_start", "cold_slot") and run.get("stages")]
+    runs = [run for run in runs if run.get("valid", True)]
+    ours = [
+        run
+        for run in runs
+        if run.get("phase") in ("cold_start", "cold_slot") and run.get("stages") and run.get("variant") != "stock"
+    ]
     first = [run for run in runs if run.get("phase") == "first_start" and run.get("stages")]
     whole = [stage["duration_s"] for run in ours or first for stage in run["stages"] if stage["stage"] == "cold_start"]
     sleeps = [_last_sleep(run["stages"]) for run in ours or first]
