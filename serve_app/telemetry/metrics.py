@@ -157,7 +157,7 @@ TTFT = Metric(
     "ttft_seconds",
     "From a request's arrival at the proxy to the first bytes of a good answer's body. Path: `active` (placed at "
     "once), `held` (it waited for room or for a promotion), `cold` (it waited, and there was neither a slot for its "
-    "model nor a standby).",
+    "model nor a standby), `flex` (by a standby).",
     "path",
     "model",
 )
@@ -167,7 +167,7 @@ SHED = Metric(
     _C,
     "shed_total",
     "Requests refused with 503: `deadline` (no room in time), `queue_full`, `fair_share` (its API key holds more than "
-    "others do).",
+    "others do); with 429: `flex` (no awake standby had room).",
     "reason",
     "model",
 )
