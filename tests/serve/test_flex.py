@@ -1,4 +1,4 @@
-"""A busy standby: awake anyway, it serves requests of `service_tier: flex`, and is there for others when it is needed."""
+"""A busy standby: awake anyway, it serves requests of `service_tier: flex`, and is there for others when needed."""
 
 from __future__ import annotations
 
