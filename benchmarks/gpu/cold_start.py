@@ -8,8 +8,8 @@ could serve before it. Every variant keeps the compiled code and the KV cache's 
 kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
 
 Variants, each with all the measures of those after it:
-- node_cache: the weights are in the node's shared memory (`slot.node_cache`), and the standby sleeps at tier `disk`, which
-  then wakes as fast as `host` and pins nothing;
+- node_cache: the weights are in the node's shared memory (`slot.node_cache`), and the standby sleeps at tier `disk`,
+  which then wakes as fast as `host` and pins nothing;
 - spare: the slot's own process has imported vLLM before it is wanted;
 - forkserver: processes forked from one that has imported vLLM; graphs: few CUDA graph sizes;
 - stock: vLLM starts its processes by itself and captures CUDA graphs for all of its default sizes.
