@@ -39,9 +39,16 @@ async def flex(client: httpx.AsyncClient, pool: Pool, tokens: int) -> Flex:
     return Flex(response.status_code, slot, len(events) - len(errors), errors[0] if errors else None, retry_after)
 
 
+async def patient(client: httpx.AsyncClient, pool: Pool, tokens: int) -> Flex:
+    """Try again as its users do: a pool that has just settled tells its routers a moment later who is a busy standby."""
+    while (answer := await flex(client, pool, tokens)).status == 429:
+        await asyncio.sleep(0.1)
+    return answer
+
+
 async def begun(client: httpx.AsyncClient, pool: Pool, count: int, tokens: int) -> list[asyncio.Task[Flex]]:
     """Flex requests that a standby serves by now."""
-    tasks = [asyncio.create_task(flex(client, pool, tokens)) for _ in range(count)]
+    tasks = [asyncio.create_task(patient(client, pool, tokens)) for _ in range(count)]
     await asyncio.to_thread(
         pool.wait, lambda status: sum(slot["flex_in_flight"] for slot in status["slots"]) == count, "flex runs"
     )
