@@ -169,8 +169,9 @@ class Slot:
             raise
         self._open_to_flex()
         self._spawn(self._read_memory())
-        self._spawn(headroom.watch(self._application, self._id, gpus=bool(self._config.slot.gpus)))
-        if self._config.slot.spare_worker and self._config.served[0].engine == "vllm":
+        slot = self._config.slot
+        self._spawn(headroom.watch(self._application, self._id, gpus=bool(slot.gpus), cache=slot.node_cache.enabled))
+        if slot.spare_worker and self._config.served[0].engine == "vllm":
             self._spawn(asyncio.to_thread(spare.ensure))
 
     async def _cold_start(self) -> None:

@@ -116,6 +116,13 @@ NODE_CACHE_LOADS = Metric(
     "result",
 )
 NODE_CACHE_READ = Metric(_C, "node_cache_read_bytes_total", "Bytes read from files into node weight caches.")
+NODE_CACHE_BYTES = Metric(
+    _G,
+    "node_cache_bytes",
+    "Shared memory that the node's weight cache takes; each slot of the node that uses it says the same.",
+    "slot",
+    "node",
+)
 SLOT_PENDING_SECONDS = Metric(
     _G,
     "slot_pending_seconds",
@@ -126,7 +133,8 @@ SLOT_PENDING_SECONDS = Metric(
 GPUS = Metric(
     _G,
     "gpus",
-    "GPUs of slots by state: `active`, `standby`, `starting`, `changing` (between those), `leaving`.",
+    "GPUs of slots by state: `active`, `standby`, `lent` (of a standby that serves `service_tier: flex` just now), "
+    "`starting`, `changing` (between those), `leaving`.",
     "state",
 )
 SLEEPING_BYTES = Metric(
