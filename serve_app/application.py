@@ -68,7 +68,7 @@ def _slot_deployment(config: AppConfig) -> Any:
     placement = place(config.slot)
     options: dict[str, Any] = {
         "name": SLOT_DEPLOYMENT,
-        "max_ongoing_requests": config.slot.max_ongoing_requests,
+        "max_ongoing_requests": config.slot.max_ongoing_requests + config.slot.flex_requests,
         "graceful_shutdown_timeout_s": config.slot.shutdown_grace_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": config.slot.health_check_period_s,

@@ -172,6 +172,12 @@ class SlotConfig(Strict):
     spare_worker: bool = Field(
         default=True, description="Keep one process with vLLM imported on each node, for the next slot (0.6 GB)."
     )
+    flex_requests: int = Field(
+        default=0,
+        ge=0,
+        description="Requests of `service_tier: flex` that a standby of tier `ready` serves at once, after all others "
+        "(docs/capacity.md); 0: they are requests like others.",
+    )
     nccl: NcclConfig = NcclConfig()
     node_cache: NodeCacheConfig = NodeCacheConfig()
 
@@ -238,6 +244,20 @@ class AppConfig(Strict):
                 f"pool is off, but models has {len(self.models)} entries: only a pool changes what a slot serves; use "
                 "one application for each model"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _flex_leaves_room(self) -> AppConfig:
+        flex = self.slot.flex_requests
+        if flex and not self.pool:
+            raise ValueError(f"slot.flex_requests is {flex}, but pool is off: only a pool has standbys to serve them")
+        for model in self.served:
+            most = model.engine_kwargs.get("max_num_seqs")
+            if flex and isinstance(most, int) and flex >= most:
+                raise ValueError(
+                    f"slot.flex_requests is {flex}, but models.{model.id}.engine_kwargs.max_num_seqs is {most}: after "
+                    "a promotion they would leave no place for others"
+                )
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,8 @@ could serve before it. Every variant keeps the compiled code and the KV cache's 
 kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
 
 Variants, each with all the measures of those after it:
-- node_cache: the weights are in the node's shared memory (`slot.node_cache`);
+- node_cache: the weights are in the node's shared memory (`slot.node_cache`), and the standby sleeps at tier `disk`,
+  which then wakes as fast as `host` and pins nothing;
 - spare: the slot's own process has imported vLLM before it is wanted;
 - forkserver: processes forked from one that has imported vLLM; graphs: few CUDA graph sizes;
 - stock: vLLM starts its processes by itself and captures CUDA graphs for all of its default sizes.
@@ -65,19 +66,20 @@ class Benchmark:
     def _config(self, name: str) -> configs.Config:
         graphs = STOCK_GRAPHS if name == "stock" else {}
         shape: Shape = layouts.shape(self.model, self.layout, hard=256, **graphs)
-        return configs.pool(replace(shape, more=VARIANTS[name]), active=0, standby=1)
+        return configs.pool(replace(shape, more=VARIANTS[name]), active=0, standby=1, tier=_tier(name))
 
     def _variant(self, application: Application, name: str) -> None:
         """The slot that the deployment has started, then replacements for killed ones."""
-        self._add(application, name, "first_start", application.settled(0, 1, "host")["slots"][0])
+        tier = _tier(name)
+        self._add(application, name, "first_start", application.settled(0, 1, tier)["slots"][0])
         for _ in range(self.repeat):
-            status = application.settled(0, 1, "host")
+            status = application.settled(0, 1, tier)
             killed = status["slots"][0]
             if name in (ALL, "spare"):
                 application.wait_for_spare(killed)
             application.kill(killed)
             application.wait_until_gone(killed["slot"])
-            self._add(application, name, "cold_start", application.settled(0, 1, "host")["slots"][0])
+            self._add(application, name, "cold_start", application.settled(0, 1, tier)["slots"][0])
 
     def _add(self, application: Application, name: str, phase: str, slot: dict[str, Any]) -> None:
         [entry] = [entry for entry in application.ledger(Stage.COLD_START) if entry["slot"] == slot["slot"]]
@@ -124,6 +126,10 @@ class Benchmark:
         ]
         names = dict.fromkeys(name for run in runs for name in run)
         return {name: median([run[name] for run in runs if name in run]) or 0.0 for name in names}
+
+
+def _tier(variant: str) -> str:
+    return "disk" if variant == ALL else "host"
 
 
 def main() -> None:

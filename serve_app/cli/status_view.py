@@ -104,7 +104,7 @@ def _cells(
         slot["slot"],
         _state(slot),
         _tier(slot),
-        f"{slot['in_flight']}/{slot['hard']}",
+        _load(slot),
         Text(str(slot["at_gate"]), style="yellow" if slot["at_gate"] else "dim"),
         age(now_s - slot["since_s"]),
         _last(last),
@@ -117,6 +117,14 @@ def _cells(
             cells.append(gigabytes(max(slot["device_bytes"], default=0)))
         cells += [gigabytes(slot["host_bytes"]), str(slot["pid"]), where]
     return cells
+
+
+def _load(slot: dict[str, Any]) -> Text:
+    """Requests of those it may be given at once; beside them those that may wait (`service_tier: flex`)."""
+    text = Text(f"{slot['in_flight']}/{slot['hard']}")
+    if slot["flex_in_flight"]:
+        text.append(f" +{slot['flex_in_flight']} flex", style="dim")
+    return text
 
 
 def _tier(slot: dict[str, Any]) -> Text:

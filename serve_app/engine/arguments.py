@@ -101,7 +101,13 @@ def server_arguments(model: ModelConfig, slot: SlotConfig, source: str) -> Names
     args: Namespace = cli.make_arg_parser(parsing.FlexibleArgumentParser()).parse_args(["--model", source])
     for key in model.engine_kwargs:
         _check_key(model, key, set(vars(args)) - set(_OURS))
-    defaults = platform_defaults(model.engine_kwargs) | _backend(slot) | _timeouts(slot) | _node_cache(slot, model)
+    defaults = (
+        platform_defaults(model.engine_kwargs)
+        | _backend(slot)
+        | _timeouts(slot)
+        | _node_cache(slot, model)
+        | _flex(slot, model)
+    )
     vars(args).update(defaults | model.engine_kwargs | {"served_model_name": [model.id]})
     if args.lora_modules:
         args.lora_modules = _adapters(model, cli.LoRAModulePath)
@@ -167,6 +173,16 @@ def _node_cache(slot: SlotConfig, model: ModelConfig) -> dict[str, Any]:
             "one of them"
         )
     return loader
+
+
+def _flex(slot: SlotConfig, model: ModelConfig) -> dict[str, Any]:
+    """Requests of `service_tier: flex` come last only where vLLM looks at priorities. Raises ConfigError."""
+    policy = model.engine_kwargs.get("scheduling_policy", "priority")
+    if slot.flex_requests and policy != "priority":
+        raise ConfigError(
+            f"models.{model.id}.engine_kwargs.scheduling_policy is {policy!r}, but slot.flex_requests wants 'priority'"
+        )
+    return {"scheduling_policy": "priority"} if slot.flex_requests else {}
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

@@ -13,10 +13,10 @@ async def answer(
     content: Mapping[str, object],
     headers: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a whole response; 503 comes with `Retry-After`."""
+    """Send a whole response; 429 and 503 come with `Retry-After`."""
     body = json.dumps(content).encode()
     usual = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 503:
+    if status in (429, 503):
         usual.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": [*usual, *headers]})
     await send({"type": "http.response.body", "body": body})

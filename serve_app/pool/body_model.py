@@ -1,4 +1,5 @@
-"""Which model a request asks for: in OpenAI's API that stands in the body, which Serve's router does not see.
+"""Which model a request asks for, and whether it may wait: in OpenAI's API that stands in the body, which Serve's
+router does not see.
 
 Measured on Ray 2.60 (shared notes): a second hop through a deployment of its own costs 7 ms a request and a millisecond
 of CPU a chunk on two cores; reading the body here, in the proxy, costs its parsing.
@@ -9,50 +10,70 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope
 
 # Tells the slot what was asked for, and lets a client say so where the body is not JSON (audio, images).
 MODEL_HEADER = b"x-serve-app-model"
+# Tells the slot that it may wait. Not for clients, whose own is dropped: it is what the body says.
+FLEX_HEADER = b"x-serve-app-flex"
 LISTING_PATH = "/v1/models"
 _STARTED_S = int(time.time())
 
 
-async def with_model(scope: Scope, receive: Receive) -> tuple[str, Scope, Receive]:
-    """Read the body; returns the model's name, empty if none is named, and what stands for the request from here on."""
+class Asked(NamedTuple):
+    """What a request says of itself.
+
+    Attributes:
+        model: the name; empty if it names none. flex: its `service_tier` is `flex`.
+    """
+
+    model: str
+    flex: bool = False
+
+
+async def with_model(scope: Scope, receive: Receive) -> tuple[Asked, Scope, Receive]:
+    """Read the body; returns what it asks for, and what stands for the request from here on."""
     if scope["method"] != "POST":
-        return _named(scope), scope, receive
-    messages = await _read(receive)
-    name = _model_in(b"".join(message.get("body", b"") for message in messages)) or _named(scope)
+        return Asked(named_in(scope["headers"])), scope, receive
+    messages = await read(receive)
+    asked = _asked_in(b"".join(message.get("body", b"") for message in messages))
+    asked = asked._replace(model=asked.model or named_in(scope["headers"]))
     left = iter(messages)
 
     async def again() -> Message:
         return next(left, None) or await receive()
 
-    others = [(key, value) for key, value in scope["headers"] if key != MODEL_HEADER]
-    return name, {**scope, "headers": [*others, (MODEL_HEADER, name.encode())]}, again
+    others = [(key, value) for key, value in scope["headers"] if key not in (MODEL_HEADER, FLEX_HEADER)]
+    ours = [(MODEL_HEADER, asked.model.encode()), *([(FLEX_HEADER, b"1")] if asked.flex else [])]
+    return asked, {**scope, "headers": [*others, *ours]}, again
 
 
-async def _read(receive: Receive) -> list[Message]:
+async def read(receive: Receive) -> list[Message]:
+    """All of a request's body."""
     messages = [await receive()]
     while messages[-1]["type"] == "http.request" and messages[-1].get("more_body"):
         messages.append(await receive())
     return messages
 
 
-def _model_in(body: bytes) -> str:
+def _asked_in(body: bytes) -> Asked:
     try:
         parsed: Any = json.loads(body)
     except ValueError:  # not JSON, or not UTF-8
-        return ""
-    name = cast("dict[str, Any]", parsed).get("model") if isinstance(parsed, dict) else ""
-    return name if isinstance(name, str) else ""
+        return Asked("")
+    if not isinstance(parsed, dict):
+        return Asked("")
+    found = cast("dict[str, Any]", parsed)
+    name = found.get("model")
+    return Asked(name if isinstance(name, str) else "", found.get("service_tier") == "flex")
 
 
-def _named(scope: Scope) -> str:
-    return named_in(scope["headers"])
+def is_flex(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether the proxy has found a request to be one of `service_tier: flex`."""
+    return any(key == FLEX_HEADER for key, _ in headers)
 
 
 def named_in(headers: list[tuple[bytes, bytes]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from serve_app.config import Tier
@@ -17,7 +17,7 @@ from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import Metric
 from serve_app.telemetry.stages import Stage
 
-LEAVING = "leaving"
+LEAVING, LENT = "leaving", "lent"
 # A promotion whose publishing has not been heard of for this long will not be completed (a restarted coordinator).
 SETTLE_S = 10.0
 _SERVING = (State.PROMOTING, State.ACTIVE, State.DRAINING)
@@ -51,7 +51,8 @@ def samples(book: PoolBook, gpus: float, pending: Mapping[str, float]) -> Iterat
     view = book.view()
     yield from _by_role(view.slots, list(book.models))
     yield Sample(metrics.SLOTS_WANTED, (), decide.wanted_slots(view, book.live))
-    for state, count in _by_gpu_state(view.slots).items():
+    lent = {name for name, record in book.slots.items() if record.report.flex_in_flight}
+    for state, count in _by_gpu_state(view.slots, lent).items():
         yield Sample(metrics.GPUS, (state,), count * gpus)
     for trouble in Trouble:
         yield Sample(metrics.SLOT_PENDING_SECONDS, (str(trouble),), pending.get(str(trouble), 0.0))
@@ -92,12 +93,18 @@ def _role(slot: SlotView) -> tuple[str, str]:
     return str(slot.state), slot.model if slot.state in _SERVING else ""
 
 
-def _by_gpu_state(slots: Iterable[SlotView]) -> dict[str, int]:
-    counts = Counter(dict.fromkeys([*_GPU_STATES.values(), "changing", LEAVING], 0))
-    for slot in slots:
-        gone = slot.leaving or slot.state in _GONE
-        counts[LEAVING if gone else _GPU_STATES.get(slot.state, "changing")] += 1
+def _by_gpu_state(slots: Iterable[SlotView], lent: Set[str]) -> dict[str, int]:
+    counts = Counter(dict.fromkeys([*_GPU_STATES.values(), LENT, "changing", LEAVING], 0))
+    counts.update(_gpu_state(slot, lent) for slot in slots)
     return dict(counts)
+
+
+def _gpu_state(slot: SlotView, lent: Set[str]) -> str:
+    if slot.leaving or slot.state in _GONE:
+        return LEAVING
+    if slot.state is State.STANDBY and slot.slot in lent:
+        return LENT
+    return _GPU_STATES.get(slot.state, "changing")
 
 
 def _sleeping(book: PoolBook) -> Iterator[Sample]:

@@ -106,6 +106,8 @@ class SlotReport:
         op: (epoch, number) of the last command taken or refused.
         model: which one it serves, becomes active for, or has served last.
         in_flight: requests inside the gate; at_gate: requests that wait outside it, most of them for `gate_model`.
+        flex_hard: requests of `service_tier: flex` that it takes while it is an awake standby, as settings have it;
+            flex_model: whose it takes now, empty if it takes none; flex_in_flight: those inside, not in `in_flight`.
         load: of the engine that is awake.
         lag_s: how late the slot's event loop runs; a busy slot is not a dead one.
         hard: requests it may be given at once. actor: the name of its Ray actor.
@@ -124,6 +126,9 @@ class SlotReport:
     in_flight: int = 0
     at_gate: int = 0
     gate_model: str = ""
+    flex_hard: int = 0
+    flex_model: str = ""
+    flex_in_flight: int = 0
     load: EngineLoad = EngineLoad()
     lag_s: float = 0.0
     stage: str = ""
@@ -161,7 +166,7 @@ class Welcome:
 
 
 class Serving(NamedTuple):
-    """What an active slot does: the model it serves, and how many requests it may be given at once."""
+    """What a slot that may be routed to does: the model it serves, and how many requests it may be given at once."""
 
     model: str
     hard: int
@@ -192,6 +197,7 @@ class RoleMap:
 
     Attributes:
         active: by slot.
+        flex: standbys that serve requests of `service_tier: flex`, by slot; None where that means nothing.
         models: by id, in the order of the configuration.
         stages: state and stage of slots that are not active, for /health/ready.
         traces: active slot -> traceparent of its last promotion, for held requests to link to.
@@ -200,6 +206,7 @@ class RoleMap:
 
     version: Version = (0, 0)
     active: dict[str, Serving] = field(default_factory=dict[str, Serving])
+    flex: dict[str, Serving] | None = None
     models: dict[str, ModelRole] = field(default_factory=dict[str, ModelRole])
     stages: dict[str, str] = field(default_factory=dict)
     traces: dict[str, str] = field(default_factory=dict)

@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 READY, STARTUP = "/health/ready", "/health/startup"
 NOT_HELD_S = 0.001
+NOTHING = body_model.Asked("")
 
 # Headers in which clients say how long they will wait, in seconds. The OpenAI and Anthropic SDKs send the second one.
 TIMEOUT_HEADERS = (b"x-request-timeout-s", b"x-stainless-read-timeout")
 
 # The routers of this proxy process, for /health; and what the client of the request in this context sent along: how
-# long it will wait, the model that it asks for (only where a pool has several), and its W3C trace context.
+# long it will wait, what it asks for (only where that matters: several models, or flex), and its W3C trace context.
 routers: list[PoolRouter] = []
 client_timeout_s: contextvars.ContextVar[float] = contextvars.ContextVar("client_timeout_s", default=math.inf)
-requested_model: contextvars.ContextVar[str] = contextvars.ContextVar("requested_model", default="")
+requested: contextvars.ContextVar[body_model.Asked] = contextvars.ContextVar("requested", default=NOTHING)
 client_trace: contextvars.ContextVar[str] = contextvars.ContextVar("client_trace", default="")
 
 # Response headers: the slot that answers, and for how many seconds the request was held before it went there.
@@ -96,9 +97,9 @@ class PoolMiddleware:
                 client_timeout_s.set(NOT_HELD_S)  # a pool that is about to begin must not hold it
             else:
                 client_timeout_s.set(_timeout(scope["headers"]))
-                if any(len(router.models) > 1 for router in routers):
-                    name, scope, receive = await body_model.with_model(scope, receive)
-                    requested_model.set(name)
+                if any(len(router.models) > 1 or router.knows_flex for router in routers):
+                    asked, scope, receive = await body_model.with_model(scope, receive)
+                    requested.set(asked)
             client_trace.set(_traceparent(scope["headers"]))
             found = Routed()
             routed.set(found)

@@ -28,13 +28,25 @@ def role_map(
     active = [slot for slot in view.slots if slot.is_active]
     return replace(
         known,
-        active={slot.slot: Serving(slot.model, slot.hard) for slot in active},
+        # Flex requests that a slot took as a standby are no reason to give it fewer others.
+        active={
+            slot.slot: Serving(slot.model, slot.hard + records[slot.slot].report.flex_in_flight) for slot in active
+        },
+        flex=_flex(view, records),
         models={model.model: _role(model, view, names[model.model]) for model in view.models},
         stages={slot.slot: _stage(records[slot.slot]) for slot in view.slots if not slot.is_active},
         traces={slot.slot: records[slot.slot].trace for slot in active},
         hold=hold,
         retry_after_s=retry_after_s,
     )
+
+
+def _flex(view: View, records: Mapping[str, SlotRecord]) -> dict[str, Serving] | None:
+    """Standbys whose engine is awake; None where no slot serves such requests ever."""
+    said = {slot.slot: records[slot.slot].report for slot in view.standbys}
+    if not any(record.report.flex_hard for record in records.values()):
+        return None
+    return {name: Serving(report.flex_model, report.flex_hard) for name, report in said.items() if report.flex_model}
 
 
 def _role(model: ModelView, view: View, names: tuple[str, ...]) -> ModelRole:

@@ -97,7 +97,8 @@ class SlotRecord:
         settled = view.stayed_s >= settled_s and view.state not in (State.STARTING, State.PROMOTING)
         self.kept = view if settled else None
         role = (view.state, view.model, view.holds, view.hard, view.pending, view.taken_for, view.leaving)
-        self.said = (view.slot, *role, self.trace, said.error, said.stage)
+        flex = (said.flex_hard, said.flex_model, said.flex_in_flight)
+        self.said = (view.slot, *role, *flex, self.trace, said.error, said.stage)
         return view
 
     def _viewed(self, stayed_s: float, going: frozenset[str]) -> SlotView:
@@ -141,7 +142,8 @@ class SlotRecord:
 def _decisive(said: SlotReport) -> tuple[object, ...]:
     """Of a report, what decisions or the role map start from."""
     place = (said.state, said.model, said.hard, said.node, said.ranks, said.engines, said.stage, said.error)
-    return (*place, said.in_flight, said.at_gate, said.gate_model, said.load, said.golden_failed)
+    flex = (said.flex_hard, said.flex_model, said.flex_in_flight)
+    return (*place, *flex, said.in_flight, said.at_gate, said.gate_model, said.load, said.golden_failed)
 
 
 @dataclass

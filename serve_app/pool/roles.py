@@ -35,6 +35,13 @@ class Roles:
             merged |= role_map.active
         return merged
 
+    def flex(self) -> dict[str, Serving] | None:
+        """Standbys that serve requests of `service_tier: flex`; None where that means nothing."""
+        merged: dict[str, Serving] | None = None
+        for role_map in self._maps.values():
+            merged = merged if role_map.flex is None else (merged or {}) | role_map.flex
+        return merged
+
     def newest(self) -> RoleMap | None:
         return max(self._maps.values(), key=lambda role_map: role_map.version, default=None)
 

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 import uuid
+from collections import Counter
 from typing import Any
 
 from ray.serve._private.common import DeploymentHandleSource, ReplicaID
@@ -18,6 +19,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from serve_app.errors import Overloaded, UnknownModel
+from serve_app.live import Hold
 from serve_app.pool import api_keys, naming, proxy
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.held import Held
@@ -39,16 +41,19 @@ MAX_LINKS = 8
 
 
 class PoolBackPressure(BackPressureError):
-    """Becomes a 503 with `Retry-After` at the proxy; its message, OpenAI's error JSON, is the body."""
+    """Becomes a 503, or 429, with `Retry-After` at the proxy; its message, OpenAI's error JSON, is the body."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(0, 0, 503, retry_after_s)
-        self.args = (message, retry_after_s)  # what pickling hands to __init__
-        self._message = json.dumps({"error": {"message": message, "type": "overloaded_error", "code": 503}})
+    def __init__(self, message: str, retry_after_s: float, status: int = 503) -> None:
+        super().__init__(0, 0, status, retry_after_s)
+        self.args = (message, retry_after_s, status)  # what pickling hands to __init__
+        self._message = json.dumps({"error": {"message": message, "type": "overloaded_error", "code": status}})
 
 
 class PoolRouter(RequestRouter):
-    """Routes to active slots only. All state is touched on the router's own event loop."""
+    """Routes to active slots, and requests of `service_tier: flex` to awake standbys.
+
+    All state is touched on the router's own event loop.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,8 +61,11 @@ class PoolRouter(RequestRouter):
         self.stages: dict[str, str] = {}
         self._router_id = uuid.uuid4().hex[:12]
         self._dispatch = Dispatch()
+        self._flex = Dispatch(Hold(max_held_requests=0))  # what finds no standby free is refused at once
+        self._flex_requests: Counter[str] = Counter()  # by Serve's id of the request: how often it was placed there
         self._roles = Roles()
         self._models: dict[str, tuple[str, ...]] = {}
+        self._knows_flex = False
         self._seq = 0
         self._by_name: dict[str, RunningReplica] = {}
         self._died: frozenset[str] = frozenset()
@@ -85,6 +93,11 @@ class PoolRouter(RequestRouter):
         return self._models
 
     @property
+    def knows_flex(self) -> bool:
+        """Whether standbys of this pool serve requests of `service_tier: flex`; read from other threads."""
+        return self._knows_flex
+
+    @property
     def ready(self) -> bool:
         """Whether a request would be served: by an active slot, or by a standby; read from other threads."""
         return bool(self._dispatch.routable) or self._roles.on_demand()
@@ -109,16 +122,18 @@ class PoolRouter(RequestRouter):
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-        self._dispatch.observed(replica_id.unique_id, num_ongoing_requests, time.monotonic())
+        for dispatch in (self._dispatch, self._flex):
+            dispatch.observed(replica_id.unique_id, num_ongoing_requests, time.monotonic())
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The replica took the request; comes right after `on_new_queue_len_info`, which refusals have too."""
         super().on_request_routed(pending_request, replica_id, result)
-        self._dispatch.accepted(replica_id.unique_id)
+        for dispatch in (self._dispatch, self._flex):
+            dispatch.accepted(replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Called once for every replica we chose, from whatever thread saw the end."""
-        self._event_loop.call_soon_threadsafe(self._finished, replica_id.unique_id)
+        self._event_loop.call_soon_threadsafe(self._finished, replica_id.unique_id, internal_request_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -139,11 +154,14 @@ class PoolRouter(RequestRouter):
         arrived = now - max(0.0, time.time() - pending_request.created_at)
         timeout = min(self._dispatch.hold.max_hold_s, proxy.client_timeout_s.get())
         routed = proxy.routed.get() or proxy.Routed()
-        model = self._model_of(proxy.requested_model.get(), routed)
+        asked = proxy.requested.get()
+        model = self._model_of(asked.model, routed)
         ticket = Ticket(arrived, arrived + timeout, model, pending_request.metadata.session_id, api_keys.tenant.get())
         routed.held_s = routed.held_s or 0.0  # a retry was held before
         # Not what a client made up: that would be a series each.
         routed.application, routed.model = self.app_name, model if model in self._models else ""
+        if asked.flex and self._knows_flex:
+            return self._choose_standby(ticket, pending_request.metadata.internal_request_id, routed)
         try:
             self._dispatch.offer(ticket, now)
             while True:
@@ -162,6 +180,18 @@ class PoolRouter(RequestRouter):
         except asyncio.CancelledError:
             self._give_up(ticket)
             raise
+
+    def _choose_standby(self, ticket: Ticket, request: str, routed: proxy.Routed) -> RunningReplica:
+        """An awake standby with room for a flex request. Raises PoolBackPressure, as OpenAI's 429 for this tier."""
+        routed.path = "flex"
+        try:
+            routed.slot = self._flex.offer(ticket, time.monotonic()) or ""
+        except Overloaded:
+            refused = Overloaded("no standby is free for requests of service_tier flex", self._flex.retry_after_s)
+            self._metrics.shed(refused, routed.model)
+            raise PoolBackPressure(str(refused), refused.retry_after_s, 429) from None
+        self._flex_requests[request] += 1
+        return self._by_name[routed.slot]  # who is not there is not present in `_flex` either
 
     def _model_of(self, name: str, routed: proxy.Routed) -> str:
         """The id of the model that a client calls `name`; the first model for none. Raises UnknownModel."""
@@ -205,7 +235,11 @@ class PoolRouter(RequestRouter):
         self._tell.set()
         self._release()
 
-    def _finished(self, slot: str) -> None:
+    def _finished(self, slot: str, request: str) -> None:
+        if self._flex_requests[request] > 0:
+            self._flex.finished(slot)
+            self._flex_requests -= Counter([request])  # forgets those that have ended
+            return
         self._dispatch.finished(slot)
         self._release()
 
@@ -214,10 +248,14 @@ class PoolRouter(RequestRouter):
         newest = self._roles.newest()
         if newest is not None:
             self._dispatch.hold = newest.hold
-            self._dispatch.retry_after_s = newest.retry_after_s
+            self._dispatch.retry_after_s = self._flex.retry_after_s = newest.retry_after_s
         self.stages, self._models = self._roles.stages(), self._roles.models()
         self._dispatch.set_roles(self._roles.active() | self._plain())
-        self._dispatch.set_present(set(self._by_name) - self._died)
+        flex = self._roles.flex()
+        self._knows_flex = flex is not None
+        self._flex.set_roles(flex or {})
+        for dispatch in (self._dispatch, self._flex):
+            dispatch.set_present(set(self._by_name) - self._died)
         self.has_been_ready = self.has_been_ready or self.ready
         self._release()
         self._tell.set()

@@ -10,7 +10,12 @@ from serve_app.telemetry import metrics
 
 PERIOD_S = 1.0
 # Words of what `Dispatch` and the router refuse with, and what it is counted as.
-_REASONS = {"in time": "deadline", "already held": "queue_full", "this API key": "fair_share"}
+_REASONS = {
+    "in time": "deadline",
+    "already held": "queue_full",
+    "this API key": "fair_share",
+    "service_tier flex": "flex",
+}
 
 
 class RouterMetrics:

@@ -77,7 +77,9 @@ class Slot:
         self._may_shut: Command | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._transitions = Transitions(self._kick)
-        self._gate = SlotIngress.gate = Gate(self._gate_changed, self._config.model_names)
+        self._gate = SlotIngress.gate = Gate(
+            self._gate_changed, self._config.model_names, self._config.slot.flex_requests
+        )
         self._link = Link(self, self._coordinator) if self._config.pool else None
         spans.configure("slot", self._id)
         await self._start()
@@ -121,6 +123,7 @@ class Slot:
             case Verb.PROMOTE:
                 self._engines.ensure_usable(command.model)
                 self._life.apply(Event.PROMOTE)
+                self._gate.flex.shut()
                 self._model, before = command.model, self._model
                 self._spawn(self._carry_out(self._promote(command, before)))
             case Verb.DRAIN:
@@ -138,6 +141,7 @@ class Slot:
                 self._spawn(self._carry_out(self._park(command, self._life.since_s)))
             case Verb.RETIRE:
                 self._life.apply(Event.RETIRE)
+                self._gate.flex.shut()
                 self._gate.break_down("this slot is being removed; try again")
 
     # The slow parts.
@@ -163,9 +167,11 @@ class Slot:
             self._fail(error)
             await self._engines.shutdown()
             raise
+        self._open_to_flex()
         self._spawn(self._read_memory())
-        self._spawn(headroom.watch(self._application, self._id, gpus=bool(self._config.slot.gpus)))
-        if self._config.slot.spare_worker and self._config.served[0].engine == "vllm":
+        slot = self._config.slot
+        self._spawn(headroom.watch(self._application, self._id, gpus=bool(slot.gpus), cache=slot.node_cache.enabled))
+        if slot.spare_worker and self._config.served[0].engine == "vllm":
             self._spawn(asyncio.to_thread(spare.ensure))
 
     async def _cold_start(self) -> None:
@@ -217,6 +223,8 @@ class Slot:
         """Become active for the command's model; `before` is the one that the slot has served last."""
         try:
             with self._transitions.run(Stage.PROMOTION, command.model, command.reason, parent=command.traceparent):
+                if self._engines.awake != command.model:
+                    await self._gate.flex.end()
                 held = await self._engines.wake(command)
                 self._life.apply(Event.PROMOTED)
                 self._gate.open(held.engine.app, command.model)
@@ -235,8 +243,16 @@ class Slot:
         """Every engine at the command's tier for it."""
         with self._transitions.run(Stage.DEMOTION, self._model, command.reason, start_s=drained_s):
             past(Stage.DRAIN, drained_s, time.time())
+            await self._gate.flex.end()
             await self._engines.rest(command)
             self._life.apply(Event.ASLEEP)
+            self._open_to_flex()
+
+    def _open_to_flex(self) -> None:
+        """A standby whose engine is awake may serve those that can wait."""
+        awake = self._engines.awake
+        if awake and self._life.state is State.STANDBY:
+            self._gate.flex.open(self._engines.app(awake), awake)
 
     async def _give_up_drain(self, drain_s: float, since_s: float) -> None:
         """At the drain deadline the demotion is given up, not the stream."""
@@ -277,6 +293,7 @@ class Slot:
         self._error = str(error) or type(error).__name__
         log.error("slot %s failed: %s", self._id, self._error)
         self._life.apply(Event.FAIL)
+        self._gate.flex.shut()
         self._gate.break_down(f"slot {self._id} failed; the request was not served, try again")
         self._kick()
 
@@ -313,6 +330,9 @@ class Slot:
             in_flight=self._gate.in_flight,
             at_gate=self._gate.at_gate,
             gate_model=self._gate.gate_model,
+            flex_hard=self._gate.flex.most,
+            flex_model=self._gate.flex.model,
+            flex_in_flight=self._gate.flex.in_flight,
             load=self._engines.load(),
             lag_s=lag_s,
             stage=self._transitions.current_stage,

@@ -131,6 +131,11 @@ class SlotEngines:
         awake = [held for held in self.usable if held.tier is Tier.READY]
         return awake[0].engine.load() if awake else EngineLoad()
 
+    @property
+    def awake(self) -> str:
+        """Id of the model whose engine is awake, and with whose weights; empty if all are asleep."""
+        return next((held.model.id for held in self.usable if held.tier is Tier.READY), "")
+
     def app(self, model: str) -> AsgiApp:
         return self._held[model].engine.app
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from serve_app.engine.base import AsgiApp, Message, Receive, Send
 from serve_app.pool import body_model
 from serve_app.pool.answering import answer
+from serve_app.slot.flex import FlexDoor
 
 # What the public port may reach of vLLM's server. A list of what is allowed, so that a route which a later vLLM adds
 # for developers or operators stays unreachable until somebody has looked at it.
@@ -36,9 +37,14 @@ class Gate:
     Args:
         on_change: called, in the same event-loop step, whenever a count changes.
         models: by id, what clients may call each of the application's models.
+        flex: requests that a standby serves, see `FlexDoor`; 0: none.
+
+    Attributes:
+        flex: the door for those, beside the gate.
     """
 
-    def __init__(self, on_change: Callable[[], None], models: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, on_change: Callable[[], None], models: Mapping[str, tuple[str, ...]], flex: int = 0) -> None:
+        self.flex = FlexDoor(flex, on_change)
         self.in_flight = 0
         self.max_wait_s = 60.0
         self._models = models
@@ -69,7 +75,7 @@ class Gate:
 
     def try_shut(self) -> bool:
         """Shut if nothing is in flight; False, and still open, if something is."""
-        if self.in_flight:
+        if self.in_flight or self.flex.in_flight:
             return False
         self._app = None
         return True
@@ -90,6 +96,9 @@ class Gate:
             return
         if len(self._models) > 1 and scope["path"] == body_model.LISTING_PATH and scope["type"] == "http":
             await answer(send, 200, body_model.listing(self._models))
+            return
+        if self.flex.most and body_model.is_flex(scope["headers"]):
+            await self.flex(scope, receive, send)
             return
         app = await self._enter(self._asked(scope))
         if app is None:

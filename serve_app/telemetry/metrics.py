@@ -116,6 +116,13 @@ NODE_CACHE_LOADS = Metric(
     "result",
 )
 NODE_CACHE_READ = Metric(_C, "node_cache_read_bytes_total", "Bytes read from files into node weight caches.")
+NODE_CACHE_BYTES = Metric(
+    _G,
+    "node_cache_bytes",
+    "Shared memory that the node's weight cache takes; each slot of the node that uses it says the same.",
+    "slot",
+    "node",
+)
 SLOT_PENDING_SECONDS = Metric(
     _G,
     "slot_pending_seconds",
@@ -126,7 +133,8 @@ SLOT_PENDING_SECONDS = Metric(
 GPUS = Metric(
     _G,
     "gpus",
-    "GPUs of slots by state: `active`, `standby`, `starting`, `changing` (between those), `leaving`.",
+    "GPUs of slots by state: `active`, `standby`, `lent` (of a standby that serves `service_tier: flex` just now), "
+    "`starting`, `changing` (between those), `leaving`.",
     "state",
 )
 SLEEPING_BYTES = Metric(
@@ -157,7 +165,7 @@ TTFT = Metric(
     "ttft_seconds",
     "From a request's arrival at the proxy to the first bytes of a good answer's body. Path: `active` (placed at "
     "once), `held` (it waited for room or for a promotion), `cold` (it waited, and there was neither a slot for its "
-    "model nor a standby).",
+    "model nor a standby), `flex` (by a standby).",
     "path",
     "model",
 )
@@ -167,7 +175,7 @@ SHED = Metric(
     _C,
     "shed_total",
     "Requests refused with 503: `deadline` (no room in time), `queue_full`, `fair_share` (its API key holds more than "
-    "others do).",
+    "others do); with 429: `flex` (no awake standby had room).",
     "reason",
     "model",
 )

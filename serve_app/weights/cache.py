@@ -178,6 +178,11 @@ class NodeCache:
             raise NodeCacheFull(needed, used, f"{self._memory} has {free / 1e9:.2f} GB free of {size / 1e9:.2f}")
 
 
+def bytes_on_node(memory: Path = SHARED_MEMORY) -> int:
+    """What the cache of this user holds on this node."""
+    return sum(size for _, size in _entries(node_folder(memory)))
+
+
 def _find(path: Path, size: int) -> IO[bytes] | None:
     """The model's file with its lock shared, and noted as used now; None if it is not there."""
     try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.pool.body_model import MODEL_HEADER, listing, with_model
+from serve_app.pool.body_model import FLEX_HEADER, MODEL_HEADER, is_flex, listing, with_model
 
 HEADER = (MODEL_HEADER, b"named")
 
@@ -27,11 +27,12 @@ async def read(
         return messages.pop(0) if messages else gone
 
     scope = {"type": "http", "method": method, "headers": list(headers)}
-    name, scope, again = await with_model(scope, receive)
+    asked, scope, again = await with_model(scope, receive)
     body = b""
     while (message := await again())["type"] == "http.request":
         body += message.get("body", b"")
-    return name, scope["headers"], body
+    assert asked.flex == is_flex(scope["headers"])
+    return asked.model, scope["headers"], body
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
@@ -65,6 +66,15 @@ async def test_the_body_names_the_model_else_the_header_does(body: bytes, name: 
 async def test_a_request_that_names_no_model_carries_an_empty_header() -> None:
     """So that a client's own cannot get past the router."""
     assert (await read(b"{}"))[:2] == ("", [(MODEL_HEADER, b"")])
+
+
+@pytest.mark.parametrize(
+    ("body", "flex"), [(b'{"service_tier": "flex"}', True), (b'{"service_tier": "auto"}', False), (b"[]", False)]
+)
+async def test_only_the_body_says_that_a_request_may_wait(body: bytes, flex: bool) -> None:
+    """A client's own header of that name is dropped."""
+    _, headers, _ = await read(body, headers=((FLEX_HEADER, b"1"),))
+    assert headers == [(MODEL_HEADER, b""), *([(FLEX_HEADER, b"1")] if flex else [])]
 
 
 async def test_what_has_no_body_is_not_read() -> None:

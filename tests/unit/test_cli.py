@@ -52,6 +52,7 @@ def slot(name: str, state: str, **changes: Any) -> dict[str, Any]:
         "tier": "host",
         "hard": 4,
         "in_flight": 3,
+        "flex_in_flight": 0,
         "at_gate": 0,
         "stage": "",
         "error": "",
@@ -257,6 +258,12 @@ def test_status_slot_over_nodes_says_over_how_many() -> None:
     over_two = slot("bbbb", "standby", ranks=("0123456789abcdef",) * 2 + ("fedcba9876543210",) * 2)
     said = shown(status_view.render("default", status(slot("aaaa", "active"), over_two), NOW_S, 120), 120)
     assert [line.rstrip().split("  ")[-1] for line in said.splitlines()[2:4]] == ["01234567", "2 nodes"]
+
+
+def test_status_says_which_standby_is_busy() -> None:
+    """With requests that may wait, beside the places that it has for others."""
+    busy = slot("aaaa", "standby", tier="ready", in_flight=0, flex_in_flight=2)
+    assert "0/4 +2 flex" in shown(status_view.render("default", status(busy), NOW_S, 120), 120)
 
 
 def test_status_on_gpus_says_what_each_slot_holds_and_what_waking_up_takes() -> None:

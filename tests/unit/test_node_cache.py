@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from serve_app.errors import BadCheckpoint, NodeCacheFull
 from serve_app.weights import checkpoint, views
-from serve_app.weights.cache import SHARED_MEMORY, NodeCache, Weights
+from serve_app.weights.cache import SHARED_MEMORY, NodeCache, Weights, bytes_on_node
 
 MIB = 1 << 20
 WAIT_S = 30.0
@@ -162,6 +162,7 @@ def test_other_content_with_the_same_shapes_is_another_copy(node: Node) -> None:
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
     second = acquire(node.cache(), model)
     assert second.read_bytes == first.read_bytes and len(node.files) == 2
+    assert bytes_on_node(node.memory) == sum(file.stat().st_size for file in node.files)
     assert not first.mapped()[:] == second.mapped()[:] == file.read_bytes()
     first.close()
     second.close()
