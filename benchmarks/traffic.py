@@ -85,9 +85,11 @@ def send(application: Application, requests: Sequence[TraceRequest], *, pool: bo
         usable = recorder.usable if recorder else None
         rows.append(replay_rows.row(sent.index, sent.request, sent.sent_s or 0.0, sent.answer, usable))
 
-    asyncio.run(replay_run.send_all(application.url, work, began_s, exact=True, ended=ended))
-    slot_s = counter.stop()
-    seen = recorder.stop() if recorder else PoolRecord("no pool")
+    try:
+        asyncio.run(replay_run.send_all(application.url, work, began_s, exact=True, ended=ended))
+    finally:  # before anybody disconnects from Ray, to which their threads would connect again
+        slot_s = counter.stop()
+        seen = recorder.stop() if recorder else PoolRecord("no pool")
     asleep_s = seen.slot_seconds().get(State.STANDBY, 0.0)
     return Traffic(sorted(rows, key=lambda row: row.index), sent_s, seen, slot_s, slot_s - asleep_s)
 
