@@ -197,21 +197,21 @@ class RoleMap:
 
     Attributes:
         active: by slot.
-        flex: standbys that serve requests of `service_tier: flex`, by slot; None where that means nothing.
         models: by id, in the order of the configuration.
         stages: state and stage of slots that are not active, for /health/ready.
         traces: active slot -> traceparent of its last promotion, for held requests to link to.
         retry_after_s: when a request that could not be held should come back.
+        flex: standbys that serve requests of `service_tier: flex`, by slot; None where that means nothing.
     """
 
     version: Version = (0, 0)
     active: dict[str, Serving] = field(default_factory=dict[str, Serving])
-    flex: dict[str, Serving] | None = None
     models: dict[str, ModelRole] = field(default_factory=dict[str, ModelRole])
     stages: dict[str, str] = field(default_factory=dict)
     traces: dict[str, str] = field(default_factory=dict)
     hold: Hold = field(default_factory=Hold)
     retry_after_s: float = 5.0
+    flex: dict[str, Serving] | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def test_all_problems_of_both_halves_are_listed() -> None:
         "applications.chat.deployments.Pool.user_config.slots.minn",
         "applications.chat.deployments.Pool.user_config.verify",
     ]
-    assert ", cpus, forkserver, gpus, " in problems[1]
+    assert ", cpus, flex_requests, forkserver, gpus, " in problems[1]
 
 
 def test_live_model_must_be_among_the_static_ones() -> None:
