@@ -6,6 +6,7 @@ The only file of the command line that talks to Ray. Status comes from the coord
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -35,6 +36,7 @@ def connect() -> None:
     import ray
     from ray.exceptions import AuthenticationError
 
+    _keep_news_off_standard_output()
     try:
         with _silent_stderr():
             ray.init(address="auto", namespace="serve", logging_level=logging.ERROR, log_to_driver=False)
@@ -48,6 +50,14 @@ def connect() -> None:
 
 # Ray never sends its token to an address that was given explicitly, unless it is told to.
 _WANTS_TOKEN = "the Ray cluster demands a token: set RAY_AUTH_MODE=token"
+
+
+def _keep_news_off_standard_output() -> None:
+    """Ray prints what befalls nodes to the standard output of all who are connected, whatever `log_to_driver`
+    says: in the middle of our JSON.
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    worker.listen_error_messages = lambda *_: None
 
 
 @contextmanager

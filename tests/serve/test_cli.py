@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def refused(*arguments: str) -> str:
     assert done.stderr.startswith("serve-app: "), done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.removeprefix("serve-app: ").rstrip()
+
+
+def test_what_befalls_nodes_is_not_printed_into_the_output(serve_port: int) -> None:
+    """Ray tells everybody who is connected; a script that reads `--json` must not be told there."""
+    program = (
+        "from serve_app.cli import cluster; import time; cluster.connect(); print('on', flush=True); time.sleep(3)"
+    )
+    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env) as connected:
+        assert connected.stdout is not None
+        assert connected.stdout.readline() == "on\n"
+        gcs = ray._private.worker.global_worker.gcs_client
+        for _ in range(5):
+            ray._private.utils.publish_error_to_driver("node_died", "a node has been marked dead", gcs_client=gcs)
+            time.sleep(0.2)
+        assert connected.communicate(timeout=30)[0] == ""
 
 
 def test_without_an_application_the_reason_is_told(serve_port: int) -> None:
