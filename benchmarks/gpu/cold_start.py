@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache spare forkserver graphs stock] [--repeat 2]
 
 A standby is killed, as an out-of-memory killer would; its replacement's own ledger entry is the measurement, from
-"Serve wants one more" to "it can serve". The first sleep, which pins host memory, is a figure of its own: the slot
-could serve before it. Every variant keeps the compiled code and the KV cache's size of its own first start, which is
-kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
+"Serve wants one more" to "it can serve". The first sleep, which at tier `host` pins memory, is a figure of its own: the
+slot could serve before it. Every variant keeps the compiled code and the KV cache's size of its own first start, which
+is kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
 
 Variants, each with all the measures of those after it:
 - node_cache: the weights are in the node's shared memory (`slot.node_cache`), and the standby sleeps at tier `disk`,
@@ -106,9 +106,7 @@ class Benchmark:
             claim(f"{name}_can_serve_s", self._median(name, "can_serve_s"))
             firsts = [run["can_serve_s"] for run in self._runs(name, "first_start")]
             claim(f"{name}_first_start_s", median(firsts), note="caches as they were when the variant came")
-            claim(
-                f"{name}_first_sleep_s", self._median(name, "first_sleep_s"), note="tier host: pins host memory, once"
-            )
+            claim(f"{name}_first_sleep_s", self._median(name, "first_sleep_s"), note=f"once, tier {_tier(name)}")
         for stage, seconds in self._stages(ALL).items():
             claim(f"stage:{stage}", seconds, note=f"ledger, {ALL}")
 

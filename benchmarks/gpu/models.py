@@ -7,7 +7,7 @@ other one: drain, sleep, wake, golden check and publication lie before its first
 is `switch_first_token_s`. Requests go to the two models in turn, each as soon as the one before is answered. Every
 answer must be the one that its model gave at its first turn; models of different weights answer differently.
 
-What each sleeping engine holds of GPU and host memory is read after every switch; growth is from the third to the last.
+What the slot holds of GPU and host memory is read after every switch; growth is from the third to the last.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from benchmarks.promotion import short
 from benchmarks.report import Report, median
 from serve_app.telemetry.stages import Stage
 
+NAMES = ("a", "b")
 TOKENS = 16
 STEADY = 3
 # The first switches fill caches and pin memory.
@@ -57,23 +58,19 @@ class Benchmark:
             application.settled(0, 1)
             answers: dict[str, list[int]] = {}
             for number in range(2 + self.switches):  # two turns to learn the answers
-                name = self._names[number % 2]
+                name = NAMES[number % 2]
                 run = asyncio.run(_switch(application.url, name))
                 expected = answers.setdefault(name, run["answer"])
                 run |= {"switch": number - 1, "wrong": run["answer"] != expected, "settling": number < 2}
                 self._keep(run | _last_promotion(application) | _held(application.status()))
 
-    @property
-    def _names(self) -> list[str]:
-        return ["a", "b"]
-
     def _config(self) -> Config:
-        # Both leave each other's sleeping engine its room; the caches are as large as one model alone would have.
+        # Without a share of the GPU of its own each engine leaves the other one, asleep, its room.
         shapes = [layouts.shape(directory, "tp1", hard=64) for directory in self.models]
         kwargs = {key: value for key, value in shapes[0].engine_kwargs.items() if key != "gpu_memory_utilization"}
         models: list[Config] = [
             {"id": name, "source": shape.source, "engine_kwargs": kwargs}
-            for name, shape in zip(self._names, shapes, strict=True)
+            for name, shape in zip(NAMES, shapes, strict=True)
         ]
         return configs.shared(models, replace(shapes[0], engine_kwargs=kwargs), slots=1)
 
@@ -86,13 +83,12 @@ class Benchmark:
         """Medians over the switches."""
         runs = [run for run in self.report.runs if not run["settling"]]
         claim = self.report.claim
-        first = median([run["first_token_s"] for run in runs if run["first_token_s"] is not None])
-        claim(f"{self.prefix}_switch_first_token_s", first, target=1.5, note=f"median of {len(runs)} switches")
-        longest = max((run["first_token_s"] for run in runs if run["first_token_s"] is not None), default=None)
-        claim(f"{self.prefix}_switch_first_token_max_s", longest)
+        firsts = [run["first_token_s"] for run in runs if run["first_token_s"] is not None]
+        claim(f"{self.prefix}_switch_first_token_s", median(firsts), target=1.5, note=f"median of {len(runs)} switches")
+        claim(f"{self.prefix}_switch_first_token_max_s", max(firsts, default=None))
         claim(f"{self.prefix}_steady_first_token_s", median([run["steady_s"] for run in runs]), note="without a switch")
         bad = [run for run in self.report.runs if run["error"] or run["wrong"]]
-        same = len({tuple(run["answer"]) for run in self.report.runs}) < len(self._names)
+        same = len({tuple(run["answer"]) for run in self.report.runs}) < len(NAMES)
         claim("wrong_or_failed_answers", float(len(bad)) + same, "answers", target=0)
         for name in dict.fromkeys(stage for run in runs for stage in run["stages"]):
             claim(f"stage:{name}", median([run["stages"][name] for run in runs if name in run["stages"]]))

@@ -373,11 +373,9 @@ class VllmEngine:
 
 
 def _worker_record(values: dict[str, Any]) -> StageRecord:
-    known = {"stage", "start_s", "duration_s", "rank"}
-    attributes = {name: value for name, value in values.items() if name not in known}
-    return StageRecord(
-        Stage(values["stage"]), values["start_s"], values["duration_s"], attributes, values["rank"], done=True
-    )
+    attributes = dict(values)
+    name, start_s, duration_s, rank = (attributes.pop(key) for key in ("stage", "start_s", "duration_s", "rank"))
+    return StageRecord(Stage(name), start_s, duration_s, attributes, rank, done=True)
 
 
 def import_vllm() -> None:

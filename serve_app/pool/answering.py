@@ -7,6 +7,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from typing import Any
 
 
+def error(status: int, message: str, kind: str) -> dict[str, object]:
+    """A body in OpenAI's error shape."""
+    return {"error": {"message": message, "type": kind, "code": status}}
+
+
+async def refuse(
+    send: Callable[[MutableMapping[str, Any]], Awaitable[None]], status: int, message: str, kind: str
+) -> None:
+    """Answer with OpenAI's error shape."""
+    await answer(send, status, error(status, message, kind))
+
+
 async def answer(
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     status: int,

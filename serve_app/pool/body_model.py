@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODEL_HEADER = b"x-serve-app-model"
 # Tells the slot that it may wait. Not for clients, whose own is dropped: it is what the body says.
 FLEX_HEADER = b"x-serve-app-flex"
+NO_STANDBY = "no standby is free for requests of service_tier flex"
 LISTING_PATH = "/v1/models"
 _STARTED_S = int(time.time())
 
@@ -41,14 +42,9 @@ async def with_model(scope: Scope, receive: Receive) -> tuple[Asked, Scope, Rece
     messages = await read(receive)
     asked = _asked_in(b"".join(message.get("body", b"") for message in messages))
     asked = asked._replace(model=asked.model or named_in(scope["headers"]))
-    left = iter(messages)
-
-    async def again() -> Message:
-        return next(left, None) or await receive()
-
     others = [(key, value) for key, value in scope["headers"] if key not in (MODEL_HEADER, FLEX_HEADER)]
     ours = [(MODEL_HEADER, asked.model.encode()), *([(FLEX_HEADER, b"1")] if asked.flex else [])]
-    return asked, {**scope, "headers": [*others, *ours]}, again
+    return asked, {**scope, "headers": [*others, *ours]}, replayed(messages, receive)
 
 
 async def read(receive: Receive) -> list[Message]:
@@ -57,6 +53,16 @@ async def read(receive: Receive) -> list[Message]:
     while messages[-1]["type"] == "http.request" and messages[-1].get("more_body"):
         messages.append(await receive())
     return messages
+
+
+def replayed(messages: Iterable[Message], receive: Receive) -> Receive:
+    """What stands for `receive` once messages have been taken from it: those first."""
+    left = iter(messages)
+
+    async def again() -> Message:
+        return next(left, None) or await receive()
+
+    return again
 
 
 def _asked_in(body: bytes) -> Asked:

@@ -20,7 +20,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from serve_app.errors import Overloaded, UnknownModel
 from serve_app.live import Hold
-from serve_app.pool import api_keys, naming, proxy
+from serve_app.pool import answering, api_keys, body_model, naming, proxy
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.held import Held
 from serve_app.pool.messages import ModelNeed, NeedReport, Serving
@@ -46,7 +46,7 @@ class PoolBackPressure(BackPressureError):
     def __init__(self, message: str, retry_after_s: float, status: int = 503) -> None:
         super().__init__(0, 0, status, retry_after_s)
         self.args = (message, retry_after_s, status)  # what pickling hands to __init__
-        self._message = json.dumps({"error": {"message": message, "type": "overloaded_error", "code": status}})
+        self._message = json.dumps(answering.error(status, message, "overloaded_error"))
 
 
 class PoolRouter(RequestRouter):
@@ -187,7 +187,7 @@ class PoolRouter(RequestRouter):
         try:
             routed.slot = self._flex.offer(ticket, time.monotonic()) or ""
         except Overloaded:
-            refused = Overloaded("no standby is free for requests of service_tier flex", self._flex.retry_after_s)
+            refused = Overloaded(body_model.NO_STANDBY, self._flex.retry_after_s)
             self._metrics.shed(refused, routed.model)
             raise PoolBackPressure(str(refused), refused.retry_after_s, 429) from None
         self._flex_requests[request] += 1

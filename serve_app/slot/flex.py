@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from serve_app.engine.base import AsgiApp, Message, Receive, Send
-from serve_app.pool.answering import answer
-from serve_app.pool.body_model import read
+from serve_app.pool import answering, body_model
 
 # vLLM: lower comes first, and what says nothing has 0.
 PRIORITY = 1
-TRY_AGAIN = {"type": "overloaded_error", "code": 429}
+# As OpenAI's API says it for this tier.
+STATUS, KIND = 429, "overloaded_error"
 
 
 class FlexDoor:
@@ -63,7 +63,7 @@ class FlexDoor:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._app is None or self.in_flight >= self.most:
-            await refuse(send)
+            await _refuse(send)
             return
         sent = _Sent(send)
         request = asyncio.ensure_future(self._serve(self._app, scope, receive, sent))
@@ -87,10 +87,8 @@ class FlexDoor:
         await app({**scope, "headers": headers}, again, send)
 
 
-async def refuse(send: Send) -> None:
-    """No awake standby has room: 429, as OpenAI's API says it for this tier."""
-    error = {"message": "no standby is free for requests of service_tier flex; try again", **TRY_AGAIN}
-    await answer(send, 429, {"error": error})
+async def _refuse(send: Send) -> None:
+    await answering.refuse(send, STATUS, f"{body_model.NO_STANDBY}; try again", KIND)
 
 
 @dataclass
@@ -115,16 +113,16 @@ class _Sent:
         if self.done:
             return
         if not self.begun:
-            await refuse(self.send)
+            await _refuse(self.send)
             return
-        error = {"message": "the standby that served this flex request is needed; try again", **TRY_AGAIN}
-        event = f"data: {json.dumps({'error': error})}\n\n".encode() if self.events else b""
+        error = answering.error(STATUS, "the standby that served this flex request is needed; try again", KIND)
+        event = f"data: {json.dumps(error)}\n\n".encode() if self.events else b""
         await self.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 async def _low_priority(receive: Receive) -> tuple[bytes, Receive]:
     """The body with our priority in it, and what stands for `receive` from here on."""
-    messages = await read(receive)
+    messages = await body_model.read(receive)
     body = b"".join(message.get("body", b"") for message in messages)
     try:
         parsed: Any = json.loads(body)
@@ -132,9 +130,4 @@ async def _low_priority(receive: Receive) -> tuple[bytes, Receive]:
         parsed = None
     if isinstance(parsed, dict):
         body = json.dumps(cast("dict[str, Any]", parsed) | {"priority": PRIORITY}).encode()
-    left = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def again() -> Message:
-        return next(left, None) or await receive()
-
-    return body, again
+    return body, body_model.replayed([{"type": "http.request", "body": body, "more_body": False}], receive)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from serve_app.engine.base import AsgiApp, Message, Receive, Send
 from serve_app.pool import body_model
-from serve_app.pool.answering import answer
+from serve_app.pool.answering import answer, refuse
 from serve_app.slot.flex import FlexDoor
 
 # What the public port may reach of vLLM's server. A list of what is allowed, so that a route which a later vLLM adds
@@ -145,11 +145,6 @@ class Gate:
 def is_public(path: str) -> bool:
     """Whether the public port may reach `path` of the engine's server."""
     return path in PUBLIC_PATHS or (path.startswith(PUBLIC_PREFIXES) and path not in ADMIN_PATHS)
-
-
-async def refuse(send: Send, status: int, message: str, kind: str) -> None:
-    """Answer with OpenAI's error shape; 503 comes with `Retry-After`."""
-    await answer(send, status, {"error": {"message": message, "type": kind, "code": status}})
 
 
 async def _close(send: Send, status: int, message: str, kind: str) -> None:

@@ -14,6 +14,7 @@ import ctypes
 import logging
 import mmap
 import threading
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy
@@ -164,5 +165,6 @@ def _copy(target: int, source: int, rows: Rows, stream: int) -> None:
         raise RuntimeError(f"CUDA error {status} while copying weights from the node's cache to the GPU")
 
 
+@cache
 def _driver() -> Any:
     return ctypes.CDLL(_DRIVER)
