@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.middleware import Middleware
 
-from serve_app.pool import answering, body_model
+from serve_app.pool import answering, body_model, carried_body
 from serve_app.pool.api_keys import ApiKeys
 from serve_app.pool.body_limit import BodyLimit
 from serve_app.pool.first_bytes import FirstBytes
@@ -100,6 +100,7 @@ class PoolMiddleware:
                 if any(len(router.models) > 1 or router.knows_flex for router in routers):
                     asked, scope, receive = await body_model.with_model(scope, receive)
                     requested.set(asked)
+            scope, receive = await carried_body.carry(scope, receive)
             client_trace.set(_traceparent(scope["headers"]))
             found = Routed()
             routed.set(found)

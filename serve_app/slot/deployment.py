@@ -19,7 +19,7 @@ from serve_app.config import AppConfig, ModelConfig
 from serve_app.engine.base import Fingerprint, Message, Receive, Send
 from serve_app.errors import EngineError, OutOfMemory, ServeAppError
 from serve_app.gpu import placed, placement
-from serve_app.pool import naming
+from serve_app.pool import carried_body, naming
 from serve_app.pool.lifecycle import Event, Lifecycle, State
 from serve_app.pool.messages import Command, SlotReport, Verb, Wish
 from serve_app.slot import budget, headroom, spare
@@ -82,6 +82,7 @@ class Slot:
         )
         self._link = Link(self, self._coordinator) if self._config.pool else None
         spans.configure("slot", self._id)
+        carried_body.accept()
         await self._start()
 
     # What Serve calls.
