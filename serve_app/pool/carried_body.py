@@ -2,8 +2,8 @@
 
 Serve sends a slot the ASGI scope alone. The slot looks up the proxy's actor, calls it for the body, and calls it a
 second time, which waits for the client to disconnect: half of what a request costs Serve in the slot and in the proxy
-(docs/data_path.md), and the request waits for it. So the proxy puts a body that is not too large into the scope, and the
-slot takes it from there. It does not need to hear of a disconnect: the proxy then cancels its call, and Serve the
+(docs/data_path.md), and the request waits for it. So the proxy puts a body that is not too large into the scope, and
+the slot takes it from there. It does not need to hear of a disconnect: the proxy then cancels its call, and Serve the
 request.
 
 Serve has no interface for that; `accept` changes one private property of Ray 2.60 in the slot's process. Where that is
