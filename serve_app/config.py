@@ -97,10 +97,10 @@ class MergeEvents(Strict):
     """Several tokens to one event of a stream while many streams run; what it saves: docs/data_path.md."""
 
     from_streams: int = Field(
-        default=16, ge=2, description="Requests in the engine from which a new one's stream merges tokens."
+        default=16, ge=2, description="So many requests in the engine make a new one's events one token longer."
     )
     tokens: int = Field(
-        default=4, ge=1, le=64, description="To an event, then; the first and the last go at once. 1: never merge."
+        default=8, ge=1, le=64, description="To an event at most; the first and the last go at once. 1: never merge."
     )
 
 

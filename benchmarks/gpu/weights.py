@@ -2,14 +2,19 @@
 
     python -m benchmarks.gpu.weights --model DIR [--layout tp1] [--formats node_cache auto ...] [--repeat 3]
 
-Two parts, both without Ray:
+Two `--parts`, both without Ray:
 
 - fill: the files are read into an empty cache, from the page cache and from the disk (`cold`), with checksums and
   without; what verification costs is the difference.
 - load: an engine starts with each load format, then falls asleep at tier `disk` and wakes up to its first token. The
-  rate is the bytes of the files over the seconds of the slowest rank's stage `weights.load`, which has also the model's
-  construction and what vLLM does to the weights afterwards, for every format alike. With `node_cache` the weights are
-  in the cache by then; `files_to_parameters_s` is what it takes with the reading of the files.
+  rate of a format is the bytes of the files over the seconds of the slowest rank's stage `weights.load`, which has also
+  the model's construction and what vLLM does to the weights afterwards. With `node_cache` the weights are in the cache
+  by then; `files_to_parameters_s` is what it takes with the reading of the files. How fast they go from the cache into
+  the parameters, by the GPU's own clock, is `node_cache_gb_per_s` (stage `weights.copy`, per GPU), at the start, and
+  `node_cache_reload_gb_per_s`, at a wake.
+
+`logprobs_differ` is by how much the golden check's prompt logprobs of a format, at its start and after its wakes, are
+away from those of the first start of vLLM's own loader (`auto`), or, without that, of the first format.
 
 A format whose library is not installed is noted as such. `--layout cpu` is a test of this script, not a measurement.
 """
@@ -48,6 +53,7 @@ FORMATS = {
     "instanttensor": "instanttensor",
     "runai_streamer": "runai_model_streamer",
 }
+PARTS = ("fill", "load")
 CPU = "cpu"
 CPU_KWARGS = {"max_model_len": 1024, "max_num_seqs": 4, "enforce_eager": True, "kv_cache_memory_bytes": 128 << 20}
 
@@ -105,8 +111,8 @@ class Benchmark:
                 await engine.start()
             size = checkpoint.load(checkpoint.find(self.model)).size
             run |= loaded([*records, *await engine.worker_stages()], size)
-            await engine.fingerprint()
-            run |= await self._wake(engine)
+            run["logprobs"] = [list((await engine.fingerprint()).values)]
+            run |= await self._wake(engine, run["logprobs"])
             run["valid"] = True
         except ServeAppError as error:  # a library that fails here must not cost the others' figures
             run["error"] = str(error)
@@ -114,7 +120,7 @@ class Benchmark:
             await engine.shutdown()
         self._add(run)
 
-    async def _wake(self, engine: VllmEngine) -> Run:
+    async def _wake(self, engine: VllmEngine, logprobs: list[list[float]]) -> Run:
         """To sleep at tier `disk`, and back up to one token. The first sleep is another story: it comes before."""
         for _ in range(2):
             await engine.sleep(Tier.DISK)
@@ -122,9 +128,11 @@ class Benchmark:
             begin_s = time.perf_counter()
             await engine.wake()
             woken_s = time.perf_counter()
-            await engine.fingerprint()
-        first_token_s = time.perf_counter() - begin_s
-        return {"wake_s": woken_s - begin_s, "wake_to_first_token_s": first_token_s, "asleep_host_bytes": asleep}
+            logprobs.append(list((await engine.fingerprint()).values))
+            first_token_s = time.perf_counter() - begin_s
+            reload = copied(await engine.worker_stages())
+        run = {"wake_s": woken_s - begin_s, "wake_to_first_token_s": first_token_s, "asleep_host_bytes": asleep}
+        return run | ({"reload_gb_per_s": reload} if reload else {})
 
     def _config(self, name: str) -> tuple[ModelConfig, SlotConfig]:
         cache = NodeCacheConfig(enabled=name == OURS, keep_s=0)
@@ -138,7 +146,8 @@ class Benchmark:
 
     def _add(self, run: Run) -> None:
         self.report.runs.append(run)
-        print(", ".join(f"{key} {short(value)}" for key, value in run.items()), flush=True)
+        shown = {key: value for key, value in run.items() if key != "logprobs"}
+        print(", ".join(f"{key} {short(value)}" for key, value in shown.items()), flush=True)
 
     def claim(self) -> None:
         """Medians over the valid runs; targets are the design's, for an 8B model on an H200."""
@@ -152,10 +161,21 @@ class Benchmark:
         extra = None if plain is None or verified is None else verified - plain
         claim("verification_share_of_fill_cpu", ratio(extra, plain), "", target=0.1, note="checksums while reading")
         loads = [run for run in self.report.runs if run["phase"] == "load"]
+        for name, differ in differences(loads).items():
+            claim(
+                f"{name}_logprobs_differ", differ, "", target=0 if name == OURS else None, note="the largest, absolute"
+            )
         for name in dict.fromkeys(run["format"] for run in loads if run["valid"] or run["format"] == OURS):
             runs = {key: self._median(key, phase="load", format=name, valid=True) for key in LOAD_KEYS}
             ours = is_gpu and name == OURS
-            claim(f"{name}_gb_per_s", runs["gb_per_s"], "GB/s", target=40 if ours else None, bound=">=")
+            claim(f"{name}_{'stage_' if ours else ''}gb_per_s", runs["gb_per_s"], "GB/s", note="the whole stage")
+            if ours:
+                rates = {
+                    key: self._median(key, phase="load", format=name) for key in ("copy_gb_per_s", "reload_gb_per_s")
+                }
+                note = "cache to parameters, each GPU"
+                claim("node_cache_gb_per_s", rates["copy_gb_per_s"], "GB/s", target=40, bound=">=", note=note)
+                claim("node_cache_reload_gb_per_s", rates["reload_gb_per_s"], "GB/s", note=f"{note}; at a wake")
             claim(f"{name}_load_s", runs["load_s"])
             claim(f"{name}_files_to_parameters_s", runs["files_to_parameters_s"])
             wake = "disk_tier_promoted_first_token_s" if ours else f"{name}_disk_wake_to_first_token_s"
@@ -174,8 +194,26 @@ def loaded(records: list[StageRecord], size: int) -> Run:
     ranks = [record for record in records if record.stage == Stage.WEIGHTS_LOAD]
     fill_s = sum(record.duration_s for record in records if record.stage == Stage.WEIGHTS_CACHE)
     load_s = max(record.duration_s for record in ranks)
-    rate = size / 1e9 / load_s
-    return {"bytes": size, "load_s": load_s, "gb_per_s": rate, "files_to_parameters_s": fill_s + load_s}
+    rate, copy_rate = size / 1e9 / load_s, copied(records)
+    run = {"bytes": size, "load_s": load_s, "gb_per_s": rate, "files_to_parameters_s": fill_s + load_s}
+    return run | ({"copy_gb_per_s": copy_rate} if copy_rate else {})
+
+
+def differences(loads: list[Run]) -> dict[str, float]:
+    """By format, how far its logprobs are from those of vLLM's own loader at most; 0 if they are the same."""
+    found = {name: [run["logprobs"] for run in loads if run["format"] == name and run["valid"]] for name in FORMATS}
+    reference: list[float] = next((runs[0][0] for name in ("auto", *FORMATS) if (runs := found[name])), [])
+    return {
+        name: max(abs(a - b) for run in runs for values in run for a, b in zip(values, reference, strict=True))
+        for name, runs in found.items()
+        if runs
+    }
+
+
+def copied(records: list[StageRecord]) -> float | None:
+    """The slowest rank's rate from the node's cache into its parameters, GB/s; None where nothing was copied so."""
+    copies = [record for record in records if record.stage == Stage.WEIGHTS_COPY]
+    return min((float(record.attributes["gb_per_s"]) for record in copies), default=None)
 
 
 def forget(files: list[Path]) -> None:
@@ -192,6 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="directory of the model's files; gets a manifest")
     parser.add_argument("--layout", choices=[*sorted(layouts.LAYOUTS), CPU], default="tp1")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--formats", nargs="*", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_weights.json")
@@ -199,8 +238,10 @@ def main() -> None:
     exit_when_terminated()
     benchmark = Benchmark(args.model, args.layout, args.repeat)
     try:
-        benchmark.fill()
-        asyncio.run(benchmark.load(args.formats))
+        if "fill" in args.parts:
+            benchmark.fill()
+        if "load" in args.parts:
+            asyncio.run(benchmark.load(args.formats))
     finally:  # a time limit must not cost what was measured before
         benchmark.claim()
         benchmark.report.write(args.output)

@@ -44,6 +44,7 @@ COLOR_OF: dict[str, str] = {
     Stage.COMM_CHECK: "device",
     Stage.MODEL_FILES: "weights",
     Stage.WEIGHTS_CACHE: "weights",
+    Stage.WEIGHTS_COPY: "weights",
     Stage.WEIGHTS_LOAD: "weights",
     Stage.WAKE_WEIGHTS: "weights",
     Stage.MEMORY_PROFILE: "memory",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,21 +14,27 @@ from vllm.v1.worker import gpu_worker
 from serve_app.engine import node_loader  # registers its load format
 from serve_app.engine.arguments import NODE_CACHE
 from serve_app.engine.overlap import OverlappedCopies
-from serve_app.engine.staged import StagedWorker, record_communicator
+from serve_app.engine.staged import StagedWorker, record_communicator, record_outside
 from serve_app.gpu import numa, nvml
 from serve_app.telemetry.stages import Stage
+from serve_app.weights.reading import gb_per_s
 from serve_app.weights.registered import DirectCopies
 
 record_communicator(gpu_worker)
 
 
 class _Sleeping(gpu_worker.Worker):
-    """Level 1 in two calls, as `VllmEngine.wake` makes them: "weights" starts the copies, "kv_cache" waits for them."""
+    """Waking takes two calls, as `VllmEngine.wake` makes them: "weights", then "kv_cache", which waits for all copies.
+
+    From level 1 the first call maps the KV cache too, while the weights are being copied: between two calls vLLM waits
+    for the GPU, and mapping 100 GB takes as long as copying 16.
+    """
 
     device: torch.device
     vllm_config: Any
     _copies: OverlappedCopies | None = None
-    _direct: AbstractContextManager[Any] = nullcontext()
+    _direct: DirectCopies | None = None
+    _level = 0
 
     def init_device(self) -> None:
         """With the node's weight cache, registering it begins here, where the process has its context."""
@@ -38,25 +45,51 @@ class _Sleeping(gpu_worker.Worker):
             self._direct = copies = DirectCopies(self.device)
             node_loader.use_gpu(copies, load, self.vllm_config.model_config.model)
 
+    def sleep(self, level: int = 1) -> None:
+        """As vLLM's."""
+        self._level = level
+        super().sleep(level)
+
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Also the weights are there only once the KV cache is, wherever they come from."""
         if self._copies is None:
             self._copies = OverlappedCopies(importlib.import_module("vllm.device_allocator.cumem"))
         with self._copies.started():
-            super().wake_up(tags)
+            if self._level != 1:
+                super().wake_up(tags)
+            elif tags is None or "weights" in tags:
+                super().wake_up(None)
         if tags is None or "kv_cache" in tags:
             self._copies.finish()
-            torch.cuda.current_stream(self.device).synchronize()  # for `_direct`
+            self._note_direct()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """What comes from the node's weight cache is copied by DMA; vLLM's own loaders know their ways."""
-        with self._direct:
+        with self._directly():
             super().load_model(*args, **kwargs)
+        self._note_direct()
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """As at the start."""
-        with self._direct:
+        with self._directly():
             super().reload_weights(*args, **kwargs)
+
+    @contextmanager
+    def _directly(self) -> Iterator[None]:
+        if self._direct is None:
+            yield
+        else:
+            with self._direct:
+                yield
+
+    def _note_direct(self) -> None:
+        """Wait for what comes from the node's weight cache, and record how fast it came."""
+        copied = self._direct.take() if self._direct is not None else None
+        if copied is not None:
+            rate = gb_per_s(copied.size, copied.duration_s)
+            record_outside(
+                Stage.WEIGHTS_COPY, copied.start_s, duration_s=copied.duration_s, bytes=copied.size, gb_per_s=rate
+            )
 
     def device_bytes(self) -> int:
         """What this process holds of its GPU, in bytes, as the driver counts it: CUDA context and graphs included."""

@@ -1,4 +1,4 @@
-"""How many tokens one event of a stream carries: one, unless many streams run.
+"""How many tokens one event of a stream carries: one, unless many streams run; the more they are, the more.
 
 A streamed event costs CPU time all along its way (vLLM's API server, Serve's replica, Serve's one proxy a node), the
 same for one token as for four. vLLM merges tokens itself (its argument `stream_interval`) and so saves all of it;
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 def tokens_per_event(running: int, merge: MergeEvents) -> int:
-    """For a request that joins `running` others; it keeps the answer for its whole stream."""
-    return merge.tokens if running + 1 >= merge.from_streams else 1
+    """For a request that joins `running` others; it keeps the answer for its whole stream.
+
+    One more for every `from_streams` streams, so that a step of the engine makes about as many events however many run.
+    """
+    return min(merge.tokens, 1 + (running + 1) // merge.from_streams)
 
 
 def merge_under_load(processor: Any, merge: MergeEvents) -> None:

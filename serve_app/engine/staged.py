@@ -121,8 +121,11 @@ class StagedWorker:
 
 
 def record_outside(stage: Stage, start_s: float, **attributes: Any) -> None:
-    """Add a stage of this process, which ends now, to what its worker is asked for; `start_s` is wall clock."""
-    _outside.append({"stage": str(stage), "start_s": start_s, "duration_s": time.time() - start_s, **attributes})
+    """Add a stage of this process to what its worker is asked for; `start_s` is wall clock.
+
+    It ends now, unless `duration_s` is among the attributes.
+    """
+    _outside.append({"stage": str(stage), "start_s": start_s, "duration_s": time.time() - start_s} | attributes)
 
 
 def record_communicator(module: Any) -> None:

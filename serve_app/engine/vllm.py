@@ -214,6 +214,7 @@ class VllmEngine:
         self._has_had_others = self._has_had_others or files != self._own
         path = {"weights_path": files.directory} if self._has_had_others else {}
         self._loaded = files
+        self._spans[Stage.WEIGHTS_COPY] = spans.current_traceparent()
         await self._alive.collective_rpc("reload_weights", kwargs=path)
         if self._alive.vllm_config.lora_config is not None:
             # Every model counts its adapters from 1. vLLM loads them again, from their paths, as they are asked for.

@@ -27,6 +27,7 @@ class Stage(StrEnum):
     DEVICE_CONTEXT = "device.context"
     COMM_INIT = "comm.init"
     WEIGHTS_LOAD = "weights.load"
+    WEIGHTS_COPY = "weights.copy"
     MEMORY_PROFILE = "memory.profile"
     KV_ALLOCATE = "kv_cache.allocate"
     GRAPH_CAPTURE = "graph.capture"

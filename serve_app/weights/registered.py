@@ -14,6 +14,7 @@ import ctypes
 import logging
 import mmap
 import threading
+import time
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -37,6 +38,14 @@ class Rows(NamedTuple):
     width: int
     source_pitch: int
     target_pitch: int
+
+
+class Copied(NamedTuple):
+    """What one load of a model brought: `size` bytes, from `start_s` (wall clock) on, the last `duration_s` later."""
+
+    start_s: float
+    duration_s: float
+    size: int
 
 
 class Registered:
@@ -95,6 +104,9 @@ class DirectCopies(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._sources: list[Registered] = []
+        self._start_s, self._size = 0.0, 0
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
 
     def add(self, weights: Weights) -> Registered:
         """From now on these weights are copied so."""
@@ -108,6 +120,14 @@ class DirectCopies(TorchFunctionMode):
         self._sources.remove(source)
         source.close()
 
+    def take(self) -> Copied | None:
+        """What has been copied since the last call, by the GPU's own clock; blocks until it has arrived."""
+        size, self._size = self._size, 0
+        if not size:
+            return None
+        self._end.synchronize()
+        return Copied(self._start_s, self._begin.elapsed_time(self._end) / 1000, size)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.copy_ and self._copied(*args[:2]):
             return args[0]
@@ -120,8 +140,17 @@ class DirectCopies(TorchFunctionMode):
         rows = as_rows(target, source)
         address = next((found for each in self._sources if (found := each.find(source))), 0) if rows else 0
         if rows and address:
-            _copy(target.data_ptr(), address, rows, torch.cuda.current_stream(self._device).cuda_stream)
+            self._start(target.data_ptr(), address, rows)
         return bool(address)
+
+    def _start(self, target: int, address: int, rows: Rows) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        if not self._size:
+            self._start_s = time.time()
+            self._begin.record(stream)
+        _copy(target, address, rows, stream.cuda_stream)
+        self._end.record(stream)
+        self._size += rows.height * rows.width
 
 
 def as_rows(target: torch.Tensor, source: torch.Tensor) -> Rows | None:

@@ -50,7 +50,7 @@ def test_merged_streams_say_the_same(pool: Pool) -> None:
     deploy(pool, from_streams=3, tokens=1)
     unmerged = asyncio.run(texts(pool, 4))
     assert {"".join(stream) for stream in merged + alone + unmerged} == {"".join(f"token{i} " for i in range(TOKENS))}
-    assert sorted(map(len, merged)) == [4, 4, TOKENS, TOKENS]
+    assert sorted(map(len, merged)) == [6, 6, TOKENS, TOKENS]
     assert list(map(len, alone + unmerged)) == [TOKENS] * 5
 
 

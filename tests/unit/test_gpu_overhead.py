@@ -57,7 +57,7 @@ def test_applications_differ_in_what_their_names_say() -> None:
     found = {name: _application(name, SHAPE) for name in SERVERS if not name.startswith("vllm")}
     args = {name: parse_app(config["applications"][0]["args"]) for name, config in found.items()}
     assert {name: parsed.slot.merge_events.tokens for name, parsed in args.items()} == {
-        "pool": 4,
+        "pool": 8,
         "unmerged": 1,
         "actors": 1,
         "bare": 1,

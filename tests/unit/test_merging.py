@@ -17,16 +17,17 @@ MERGE = MergeEvents(from_streams=3, tokens=4)
 TOKENS = 10
 
 
-@pytest.mark.parametrize(("running", "tokens"), [(0, 1), (1, 1), (2, 4), (3, 4), (500, 4)])
-def test_tokens_per_event_from_the_stream_that_makes_it_enough(running: int, tokens: int) -> None:
-    """The third stream is the first that merges where `from_streams` is 3; those before it never do."""
+@pytest.mark.parametrize(("running", "tokens"), [(0, 1), (1, 1), (2, 2), (4, 2), (5, 3), (8, 4), (500, 4)])
+def test_tokens_per_event_grow_with_the_streams(running: int, tokens: int) -> None:
+    """The third stream is the first that merges where `from_streams` is 3; each third one adds a token, up to four."""
     assert tokens_per_event(running, MERGE) == tokens
 
 
 def test_tokens_per_event_default_leaves_few_streams_alone() -> None:
-    """Up to 15 streams nothing changes."""
+    """Up to 15 streams nothing changes; 256 make 32 events a step of the engine."""
     assert {tokens_per_event(running, MergeEvents()) for running in range(15)} == {1}
-    assert tokens_per_event(15, MergeEvents()) == 4
+    assert tokens_per_event(15, MergeEvents()) == 2
+    assert tokens_per_event(255, MergeEvents()) == 8
 
 
 @pytest.mark.parametrize(("key", "value"), [("from_streams", 1), ("tokens", 0), ("tokens", 65)])
@@ -83,12 +84,12 @@ class FirstEvent(Reader):
 
 @pytest.mark.asyncio
 async def test_simulated_merges_only_streams_that_come_under_load() -> None:
-    """First and last tokens at once, four to an event between; every token once and in order, for all of them."""
+    """First and last tokens at once, two to an event between; every token once and in order, for all of them."""
     made = await engine()
     readers = [Reader(made) for _ in range(4)]
     await asyncio.gather(*(reader.task for reader in readers))
     sizes = [[text.count("token") for text in reader.texts] for reader in readers]
-    assert sizes == [[1] * 10, [1] * 10, [1, 4, 4, 1], [1, 4, 4, 1]]
+    assert sizes == [[1] * 10, [1] * 10, [1, 2, 2, 2, 2, 1], [1, 2, 2, 2, 2, 1]]
     assert {"".join(reader.texts) for reader in readers} == {"".join(f"token{index} " for index in range(TOKENS))}
     assert all(reader.bodies[-1] == b"data: [DONE]\n\n" for reader in readers)
 
