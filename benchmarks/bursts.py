@@ -13,6 +13,7 @@ A step is half a slot's load (`--hard` / 2 streams), and 5 s later so many more 
 end; so where no new capacity comes in time, a request waits until an earlier one has ended. What counts is the time to
 the first token of those that came with the step, over all repetitions; `pool_failures` counts every request that was
 not served in full. The pool promotes as late as can be, when its slot is full; it is given no notice.
+Steps begin once the node's spare worker has imported vLLM, which takes one of two cores for seconds after a start.
 A step is thrown out (and kept in `runs`) if new capacity was asked for before it, or if the load before it had ended.
 
 Then a piece of a trace, token counts scaled to the model's context, at `--trace-speed`; here the pool has its everyday
@@ -98,6 +99,7 @@ class Benchmark:
     def _pool(self) -> None:
         config = configs.pool(self.shape, active=1, standby=1)
         with self._started(POOL, config) as application:
+            self._wait_for_spare(application)
             for repetition in range(self.repeat):
                 application.settled(1, 1, "host")
                 self._step(application, POOL, repetition)
@@ -108,6 +110,7 @@ class Benchmark:
 
     def _active(self) -> None:
         with self._started(ACTIVE, configs.pool(self.shape, active=2, standby=0)) as application:
+            self._wait_for_spare(application)
             for repetition in range(self.repeat):
                 application.settled(2, 0)
                 self._step(application, ACTIVE, repetition)
@@ -137,6 +140,10 @@ class Benchmark:
         self.report.configs[name] = config
         with Application(config) as application:
             yield application
+
+    def _wait_for_spare(self, application: Application) -> None:
+        if self.shape.engine == "vllm":
+            application.wait_for_spare(application.wait(lambda status: bool(status["slots"]), "slots")["slots"][0])
 
     def _step(self, application: Application, case: str, repetition: int) -> None:
         base = self.shape.hard // 2

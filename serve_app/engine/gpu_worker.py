@@ -24,17 +24,12 @@ record_communicator(gpu_worker)
 
 
 class _Sleeping(gpu_worker.Worker):
-    """Waking takes two calls, as `VllmEngine.wake` makes them: "weights", then "kv_cache", which waits for all copies.
-
-    From level 1 the first call maps the KV cache too, while the weights are being copied: between two calls vLLM waits
-    for the GPU, and mapping 100 GB takes as long as copying 16.
-    """
+    """Level 1 in two calls, as `VllmEngine.wake` makes them: "weights" starts the copies, "kv_cache" waits for them."""
 
     device: torch.device
     vllm_config: Any
     _copies: OverlappedCopies | None = None
     _direct: DirectCopies | None = None
-    _level = 0
 
     def init_device(self) -> None:
         """With the node's weight cache, registering it begins here, where the process has its context."""
@@ -45,20 +40,12 @@ class _Sleeping(gpu_worker.Worker):
             self._direct = copies = DirectCopies(self.device)
             node_loader.use_gpu(copies, load, self.vllm_config.model_config.model)
 
-    def sleep(self, level: int = 1) -> None:
-        """As vLLM's."""
-        self._level = level
-        super().sleep(level)
-
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Also the weights are there only once the KV cache is, wherever they come from."""
         if self._copies is None:
             self._copies = OverlappedCopies(importlib.import_module("vllm.device_allocator.cumem"))
         with self._copies.started():
-            if self._level != 1:
-                super().wake_up(tags)
-            elif tags is None or "weights" in tags:
-                super().wake_up(None)
+            super().wake_up(tags)
         if tags is None or "kv_cache" in tags:
             self._copies.finish()
             self._note_direct()
