@@ -140,7 +140,7 @@ class GoldenMismatch(EngineError):
 
 
 class GpuNotFree(EngineError):
-    """A GPU that Ray gave to this slot is in use; the slot does not start on it."""
+    """A GPU that Ray gave to this slot is in use; the slot does not start on it, and keeps it from others meanwhile."""
 
     def __init__(self, holders: str, waited_s: float) -> None:
         super().__init__(holders, waited_s)
@@ -150,7 +150,7 @@ class GpuNotFree(EngineError):
     def __str__(self) -> str:
         return (
             f"GPU in use by others after {self.waited_s:g} s: {self.holders}; end these processes, "
-            "or take the GPU from Ray (ray start --num-gpus) until it is free"
+            "or take the GPU from Ray (ray start --num-gpus); until it is free it is fenced"
         )
 
 

@@ -47,7 +47,8 @@ def render(application: str, status: dict[str, Any], now_s: float, width: int) -
         parts += [Text(), models_view.by_model(status["models"])]
         if wide:
             parts += [Text(), models_view.by_engine(slots)]
-    parts += [Text(f"{slot['slot']}: {slot['error']}", style="red") for slot in slots if slot["error"]]
+    for what in ("error", "fenced"):
+        parts += [Text(f"{slot['slot']}: {slot[what]}", style="red") for slot in slots if slot[what]]
     lost = [(slot["slot"], engine) for slot in slots for engine in slot["engines"] if engine["error"]]
     parts += [Text(f"{slot}: {engine['model']}: {engine['error']}", style="red") for slot, engine in lost]
     return Group(*parts, Text())
@@ -142,6 +143,8 @@ def _state(slot: dict[str, Any]) -> Text:
     # The stage of a whole transition says no more than the state does.
     if "." in slot["stage"]:
         text.append(f" {slot['stage']}", style="dim")
+    if slot["fenced"]:
+        text.append(" fenced", style="red")
     if slot["pending"]:
         text.append(f" >{slot['pending']}", style="dim")
     if slot["leaving"]:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from serve_app.config import ModelConfig, SlotConfig, Tier
 from serve_app.engine.base import AsgiApp, EngineLoad, EngineMemory, Fingerprint
 from serve_app.engine.merging import tokens_per_event
-from serve_app.errors import EngineError, OutOfMemory
+from serve_app.errors import EngineError, GpuNotFree, OutOfMemory
 from serve_app.strict import Strict, parse_strict
 from serve_app.telemetry.stages import Stage
 from serve_app.telemetry.tracing import StageRecord, stage
@@ -56,8 +56,8 @@ class SimulatedTimes(Strict):
     script: str = Field(
         default="",
         description="A JSON file read before each step: {'wake': 'fail'|'hang'|'oom', 'golden': 'drift', "
-        "'start': 'fail', 'core': 'dead'}; a step may be limited to one slot's process or one model: 'wake@PID', "
-        "'wake@MODEL'.",
+        "'start': 'fail'|'held', 'core': 'dead'}; a step may be limited to one slot's process or one model: "
+        "'wake@PID', 'wake@MODEL'.",
     )
 
 
@@ -200,6 +200,8 @@ class SimulatedEngine:
                 raise EngineError(f"simulated {step} failed")
             case "oom":
                 raise OutOfMemory(f"model {self._model}: simulated {step}: out of memory")
+            case "held":
+                raise GpuNotFree("GPU-simulated 40.0 GB by pid 4711 (40.0 GB)", 0)
             case "hang":
                 await asyncio.sleep(3600)
             case _:

@@ -199,7 +199,8 @@ class PoolCoordinator:
         if time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
-        before, most = self._book.outlook.shortage, self._book.live.slots.max
+        # As many again as there may be, in whose place they would be started, may be fenced.
+        before, most = self._book.outlook.shortage, 2 * self._book.live.slots.max
         # Also as long as some had no place: they may have one now, or may be wanted no longer.
         missing = self._book.take_missing() or before is not None
         seen, self._book.going = await asyncio.to_thread(self._look, most, missing=missing)

@@ -78,18 +78,25 @@ def is_quiet(view: View, settings: LiveSettings, model: ModelView) -> bool:
 
 
 def wanted_slots(view: View, settings: LiveSettings) -> int:
-    """Slots that should exist: what is active or about to be, and the standbys to keep beside it."""
+    """Slots that should exist: what is active or about to be, the standbys to keep beside it, and in place of each slot
+    whose GPUs are fenced another one."""
     busy = sum(1 for slot in view.slots if slot.is_active or slot.is_coming or slot.is_taken_over)
     wanted = max(busy, sum(model.min_active for model in view.models)) + view.standby
-    return min(max(wanted, settings.slots.min), _most_slots(view, settings))
+    return min(max(wanted, settings.slots.min) + _fenced(view), _most_slots(view, settings))
 
 
 def _most_slots(view: View, settings: LiveSettings) -> int:
     """Slots that may exist: without buying nodes, and beyond `slots.min`, no more than there could ever be."""
+    most = settings.slots.max + _fenced(view)
     if settings.slots.refill == "buy":
-        return settings.slots.max
+        return most
     existing = sum(1 for slot in view.slots if not slot.leaving)
-    return min(settings.slots.max, max(settings.slots.min, view.possible, existing))
+    return min(most, max(settings.slots.min, view.possible, existing))
+
+
+def _fenced(view: View) -> int:
+    """Slots that hold GPUs which nobody can use; `slots.max` does not count them."""
+    return sum(1 for slot in view.in_state(State.STARTING) if slot.fenced and not slot.leaving)
 
 
 def next_target(

@@ -17,7 +17,7 @@ from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import Metric
 from serve_app.telemetry.stages import Stage
 
-LEAVING, LENT = "leaving", "lent"
+LEAVING, LENT, FENCED = "leaving", "lent", "fenced"
 # A promotion whose publishing has not been heard of for this long will not be completed (a restarted coordinator).
 SETTLE_S = 10.0
 _SERVING = (State.PROMOTING, State.ACTIVE, State.DRAINING)
@@ -94,7 +94,7 @@ def _role(slot: SlotView) -> tuple[str, str]:
 
 
 def _by_gpu_state(slots: Iterable[SlotView], lent: Set[str]) -> dict[str, int]:
-    counts = Counter(dict.fromkeys([*_GPU_STATES.values(), LENT, "changing", LEAVING], 0))
+    counts = Counter(dict.fromkeys([*_GPU_STATES.values(), LENT, FENCED, "changing", LEAVING], 0))
     counts.update(_gpu_state(slot, lent) for slot in slots)
     return dict(counts)
 
@@ -104,6 +104,8 @@ def _gpu_state(slot: SlotView, lent: Set[str]) -> str:
         return LEAVING
     if slot.state is State.STANDBY and slot.slot in lent:
         return LENT
+    if slot.state is State.STARTING and slot.fenced:
+        return FENCED
     return _GPU_STATES.get(slot.state, "changing")
 
 

@@ -129,6 +129,7 @@ class SlotRecord:
             leaving=self.leaving or self.silent,
             shut_sent=self.shut_sent,
             impaired=impaired,
+            fenced=bool(said.fenced),
             node_goes=not going.isdisjoint((said.node, *said.ranks)),
             serve_moves=said.node in going,
         )
@@ -141,9 +142,19 @@ class SlotRecord:
 
 def _decisive(said: SlotReport) -> tuple[object, ...]:
     """Of a report, what decisions or the role map start from."""
-    place = (said.state, said.model, said.hard, said.node, said.ranks, said.engines, said.stage, said.error)
+    what = (said.state, said.model, said.hard, said.node, said.ranks, said.engines, said.stage)
     flex = (said.flex_hard, said.flex_model, said.flex_in_flight)
-    return (*place, *flex, said.in_flight, said.at_gate, said.gate_model, said.load, said.golden_failed)
+    return (
+        *what,
+        *flex,
+        said.error,
+        said.fenced,
+        said.in_flight,
+        said.at_gate,
+        said.gate_model,
+        said.load,
+        said.golden_failed,
+    )
 
 
 @dataclass

@@ -34,6 +34,7 @@ class SlotView:
         leaving: Serve no longer lists it.
         shut_sent: it already has permission to shut its gate.
         impaired: an engine of it is lost for good.
+        fenced: it cannot start, since somebody else holds memory of its GPUs, and keeps them from other slots.
         node_goes: a node of its is being drained; serve_moves: its first node is, so that Serve replaces the slot.
     """
 
@@ -57,6 +58,7 @@ class SlotView:
     leaving: bool = False
     shut_sent: bool = False
     impaired: bool = False
+    fenced: bool = False
     node_goes: bool = False
     serve_moves: bool = False
 

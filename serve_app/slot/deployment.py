@@ -17,7 +17,7 @@ from ray import serve
 
 from serve_app.config import AppConfig, ModelConfig
 from serve_app.engine.base import Fingerprint, Message, Receive, Send
-from serve_app.errors import EngineError, OutOfMemory, ServeAppError
+from serve_app.errors import EngineError, GpuNotFree, OutOfMemory, ServeAppError
 from serve_app.gpu import placed, placement
 from serve_app.pool import carried_body, naming
 from serve_app.pool.lifecycle import Event, Lifecycle, State
@@ -40,6 +40,8 @@ log = logging.getLogger("ray.serve")
 WATCH_ENGINE_S = 0.5
 # Memory changes with transitions, after which it is read anyway; reading it costs (see `Engine.memory`).
 READ_MEMORY_S = 60.0
+# Between two tries to start on GPUs that others hold; each of them waits for longer by itself.
+FENCE_S = 1.0
 
 
 class SlotIngress:
@@ -72,7 +74,7 @@ class Slot:
         self._model = self._config.served[0].id
         self._op = (0, 0)
         self._seq = 0
-        self._error = ""
+        self._error = self._fenced = ""
         self._ranks: tuple[str, ...] = ()
         self._may_shut: Command | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,7 +162,7 @@ class Slot:
                 past(Stage.SCHEDULE, wanted_s, max(wanted_s, born_s), waited_for=wish.waited_for)
                 past(Stage.SPAWN, max(wanted_s, born_s), here_s)
                 deadline_s = self._config.slot.start_deadline_s * len(self._config.served)
-                await within(self._cold_start(), deadline_s, Stage.COLD_START)
+                await self._cold_start_on_free_gpus(deadline_s)
             self._spawn(self._watch_engines())
             if self._link is not None:
                 await join(self._life, self._link)
@@ -174,6 +176,22 @@ class Slot:
         self._spawn(headroom.watch(self._application, self._id, gpus=bool(slot.gpus), cache=slot.node_cache.enabled))
         if slot.spare_worker and self._config.served[0].engine == "vllm":
             self._spawn(asyncio.to_thread(spare.ensure))
+
+    async def _cold_start_on_free_gpus(self, deadline_s: float) -> None:
+        """Run the cold start; as long as others hold its GPUs, keep them from the next slot, and try again."""
+        while True:
+            begun_s = time.time()
+            try:
+                await within(self._cold_start(), deadline_s, Stage.COLD_START)
+                break
+            except GpuNotFree as held:
+                if not self._fenced:
+                    log.error("slot %s fences its GPUs and waits: %s", self._id, held)
+                self._fenced = str(held)
+                self._kick()
+                await asyncio.sleep(FENCE_S)
+                past(Stage.FENCE, begun_s, time.time())
+        self._fenced = ""
 
     async def _cold_start(self) -> None:
         await self._check_placement()
@@ -346,6 +364,7 @@ class Slot:
             engines=self._engines.reports(),
             history=self._life.history(),
             transitions=self._transitions.unsent,
+            fenced=self._fenced,
         )
 
     def acknowledged(self, report: SlotReport) -> None:

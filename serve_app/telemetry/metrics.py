@@ -134,7 +134,8 @@ GPUS = Metric(
     _G,
     "gpus",
     "GPUs of slots by state: `active`, `standby`, `lent` (of a standby that serves `service_tier: flex` just now), "
-    "`starting`, `changing` (between those), `leaving`.",
+    "`starting`, `fenced` (of a slot that cannot start, since others hold memory of them), `changing` (between those), "
+    "`leaving`.",
     "state",
 )
 SLEEPING_BYTES = Metric(

@@ -20,6 +20,7 @@ class Stage(StrEnum):
     SCHEDULE = "slot.schedule"
     SPAWN = "process.spawn"
     PREFLIGHT = "slot.preflight"
+    FENCE = "gpu.fence"
     IMPORT = "runtime.import"
     MODEL_FILES = "model.files"
     WEIGHTS_CACHE = "weights.cache"

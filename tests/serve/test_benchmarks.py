@@ -41,7 +41,8 @@ def test_bursts_benchmark_writes_its_result(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(output.read_text())
     runs = {(run["phase"], run["case"]): run for run in result["runs"]}
-    assert set(runs) == {(phase, case) for phase in ("step", "trace") for case in ("pool", "fastest")}
+    counted = {(phase, case) for phase in ("step", "trace") for case in ("pool", "fastest")}
+    assert set(runs) == counted | {("warm_up", "pool")}
     assert all(run["served"] == run["requests"] > 0 for run in runs.values())
     step = runs["step", "pool"]
     assert step["valid"] and step["held"] == 1 and 0 < step["awake_slot_s"] < step["slot_s"]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -143,3 +144,26 @@ def test_pool_deployment_killed_live_settings_survive(pool: Pool) -> None:
     assert pool.status()["live"]["slots"]["min"] == 3
     pool.settled(active=1, standby=2)
     pool.freeze(False)
+
+
+def test_a_slot_on_gpus_that_others_hold_keeps_them_until_they_are_free(pool: Pool) -> None:
+    """It is fenced, with who holds what; another slot comes in its place; free again, the pool is what it was."""
+    pool.deploy(CALM | {"slots": {"min": 2, "max": 2, "shrink_after_s": 1}})
+    before = pool.settled(active=1, standby=1)
+    (victim,) = pool.slots("standby")
+    pool.script({"start": "held"})
+    kill(victim["pid"])
+    found = pool.wait(lambda status: any(slot["fenced"] for slot in status["slots"]), "the replacement is fenced")
+    fenced = next(slot for slot in found["slots"] if slot["fenced"])
+    assert "pid 4711 (40.0 GB); end these processes" in fenced["fenced"]
+    assert fenced["state"] == "starting"
+    pool.script({f"start@{fenced['pid']}": "held"})
+    found = pool.wait(lambda status: counts(status)["standby"] == 1, "another slot has come in its place")
+    assert [slot["slot"] for slot in found["slots"] if slot["fenced"]] == [fenced["slot"]]
+    assert found["epoch"] == before["epoch"]
+    pool.script({})
+    pool.settled(active=1, standby=1)
+
+
+def counts(status: dict[str, Any]) -> Counter[str]:
+    return Counter(slot["state"] for slot in status["slots"])

@@ -56,6 +56,7 @@ def slot(name: str, state: str, **changes: Any) -> dict[str, Any]:
         "at_gate": 0,
         "stage": "",
         "error": "",
+        "fenced": "",
         "pid": 4711,
         "node": "0123456789abcdef",
         "ranks": ("0123456789abcdef",),
@@ -264,6 +265,13 @@ def test_status_says_which_standby_is_busy() -> None:
     """With requests that may wait, beside the places that it has for others."""
     busy = slot("aaaa", "standby", tier="ready", in_flight=0, flex_in_flight=2)
     assert "0/4 +2 flex" in shown(status_view.render("default", status(busy), NOW_S, 120), 120)
+
+
+def test_status_says_who_holds_the_gpus_of_a_fenced_slot() -> None:
+    """In its row that it is fenced, below the table by whom."""
+    fenced = slot("aaaa", "starting", fenced="GPU in use by others: GPU-1 40.0 GB by pid 4711")
+    said = shown(status_view.render("default", status(fenced), NOW_S, 120), 120)
+    assert "starting fenced" in said and "aaaa: GPU in use by others: GPU-1 40.0 GB by pid 4711" in said
 
 
 def test_status_on_gpus_says_what_each_slot_holds_and_what_waking_up_takes() -> None:

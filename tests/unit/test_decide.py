@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -265,6 +266,17 @@ def test_wanted_slots_is_busy_plus_standby_within_bounds(words: str, counts: dic
     """Active and coming ones, at least `min_active`, plus the standbys to keep, between min and max."""
     seen = view(words, min_active=1, standby=counts.get("standby", 1))
     assert wanted_slots(seen, settings(**counts)) == wanted
+
+
+def test_wanted_slots_has_one_in_place_of_each_fenced_slot() -> None:
+    """Beyond `max` too, since those serve nobody; not for one that leaves."""
+    words = "active standby starting starting starting~"
+    seen = view(words)
+    held = replace(seen, slots=tuple(replace(slot, fenced=slot.state is State.STARTING) for slot in seen.slots))
+    assert wanted_slots(seen, settings(max=3, min=3)) == 3
+    assert wanted_slots(held, settings(max=3, min=3)) == 5
+    assert next_target(held, settings(max=3, min=3), 5, None, 99.0) == (5, None), "they are not dropped again"
+    assert next_target(replace(held, room=1), settings(max=3, min=3), 3, 0.0, None) == (4, None)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_every_stage_has_a_colour_that_the_page_explains() -> None:
         Stage.PROMOTION,
         Stage.DEMOTION,
         Stage.SCHEDULE,
+        Stage.FENCE,
         Stage.DECIDE,
         Stage.PUBLISH,
         Stage.DRAIN,

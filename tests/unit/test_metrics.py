@@ -75,13 +75,18 @@ def test_names_follow_prometheus() -> None:
 def test_slots_and_gpus_by_state_with_zeros() -> None:
     """Every role is there, also with nobody in it; else a gauge would keep its last value until it is forgotten."""
     busy = slot("d", State.STANDBY, flex_in_flight=1)
-    found = book(slot("a", State.ACTIVE), slot("b", State.STANDBY), slot("c", State.FAILED), busy, models=("m", "n"))
+    fenced = slot("e", State.STARTING, fenced="GPU-1 40 GB by pid 4711")
+    others = slot("a", State.ACTIVE), slot("b", State.STANDBY), slot("c", State.FAILED)
+    found = book(*others, busy, fenced, models=("m", "n"))
     slots = values(found, metrics.SLOTS)
-    assert {labels for labels, count in slots.items() if count} == {("active", "m"), ("standby", ""), ("failed", "")}
+    assert {labels for labels, count in slots.items() if count} == {
+        *(("active", "m"), ("standby", ""), ("failed", ""), ("starting", "")),
+    }
     assert slots["active", "n"] == 0
     assert {role for role, _ in slots} == {*map(str, State), "leaving"}
     assert values(found, metrics.GPUS) == {
-        ("active",): 2, ("standby",): 2, ("lent",): 2, ("starting",): 0, ("changing",): 0, ("leaving",): 2
+        ("active",): 2, ("standby",): 2, ("lent",): 2, ("starting",): 0, ("fenced",): 2,
+        ("changing",): 0, ("leaving",): 2,
     }  # fmt: skip
     assert values(found, metrics.SLOT_PENDING_SECONDS) == {("waiting",): 7.0, ("infeasible",): 0.0}
 

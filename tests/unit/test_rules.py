@@ -84,6 +84,8 @@ CASES = [
     Case("MemoryNotReturned", True, {'sleeping_memory_bytes{kind="gpu",slot="s",model="m"}': "2.4e9x60 4e9x20"}, "79m"),
     Case("MemoryNotReturned", False, {'sleeping_memory_bytes{kind="gpu",slot="s",model="m"}': "2e9x9 2.5e9x99"}, "79m"),
     Case("MemoryNotReturned", False, {'sleeping_memory_bytes{kind="host",slot="s",model="m"}': "0x60 16e9x20"}, "79m"),
+    Case("GpuFenced", True, {'gpus{state="fenced"}': "0 2x9", 'gpus{state="active"}': "2x9"}),
+    Case("GpuFenced", False, {'gpus{state="fenced"}': "0x9", 'gpus{state="active"}': "2x9"}),
     Case("RouterViewStale", True, {"router_view_age_seconds": "0+5x9"}),
     Case("RouterViewStale", False, {"router_view_age_seconds": "5x9"}),
     Case("CoordinatorRestarts", True, {"coordinator_start_time_seconds": "100x2 200x2 300x2 400x9"}, "12m"),
