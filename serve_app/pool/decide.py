@@ -96,7 +96,7 @@ def _most_slots(view: View, settings: LiveSettings) -> int:
 
 def _fenced(view: View) -> int:
     """Slots that hold GPUs which nobody can use; `slots.max` does not count them."""
-    return sum(1 for slot in view.in_state(State.STARTING) if slot.fenced and not slot.leaving)
+    return sum(1 for slot in view.in_state(State.STARTING) if slot.is_fenced)
 
 
 def next_target(

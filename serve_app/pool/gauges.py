@@ -104,7 +104,7 @@ def _gpu_state(slot: SlotView, lent: Set[str]) -> str:
         return LEAVING
     if slot.state is State.STANDBY and slot.slot in lent:
         return LENT
-    if slot.state is State.STARTING and slot.fenced:
+    if slot.is_fenced:
         return FENCED
     return _GPU_STATES.get(slot.state, "changing")
 

@@ -142,19 +142,10 @@ class SlotRecord:
 
 def _decisive(said: SlotReport) -> tuple[object, ...]:
     """Of a report, what decisions or the role map start from."""
-    what = (said.state, said.model, said.hard, said.node, said.ranks, said.engines, said.stage)
+    place = (said.state, said.model, said.hard, said.node, said.ranks, said.engines, said.stage)
+    trouble = (said.error, said.fenced, said.golden_failed)
     flex = (said.flex_hard, said.flex_model, said.flex_in_flight)
-    return (
-        *what,
-        *flex,
-        said.error,
-        said.fenced,
-        said.in_flight,
-        said.at_gate,
-        said.gate_model,
-        said.load,
-        said.golden_failed,
-    )
+    return (*place, *trouble, *flex, said.in_flight, said.at_gate, said.gate_model, said.load)
 
 
 @dataclass

@@ -83,6 +83,11 @@ class SlotView:
         return not self.leaving and bool(self.taken_for) and not self.is_coming and self.state is not State.STANDBY
 
     @cached_property
+    def is_fenced(self) -> bool:
+        """Holds GPUs that nobody can use."""
+        return self.fenced and not self.leaving and self.state is State.STARTING
+
+    @cached_property
     def is_about_to_be_standby(self) -> bool:
         """Falls asleep, or has only to shut its gate for that, and not for another model."""
         shutting = self.state is State.DRAINING and not self.in_flight
