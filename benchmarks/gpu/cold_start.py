@@ -1,13 +1,14 @@
 """Where a cold start's seconds go on a GPU, and what each of our measures against them brings.
 
-    python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache spare forkserver graphs stock] [--repeat 2]
+    python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache uncompiled spare forkserver graphs stock] [--repeat 2]
 
 A standby is killed, as an out-of-memory killer would; its replacement's own ledger entry is the measurement, from
 "Serve wants one more" to "it can serve". The first sleep, which at tier `host` pins memory, is a figure of its own: the
 slot could serve before it. Every variant keeps the compiled code and the KV cache's size of its own first start, which
 is kept in `runs` too (phase `first_start`): with empty caches it is the worst case.
 
-Variants, each with all the measures of those after it:
+Variants, each with all the measures of those after it, but for the first:
+- uncompiled: as node_cache, without torch.compile, and with CUDA graphs of the whole model;
 - node_cache: the weights are in the node's shared memory (`slot.node_cache`), and the standby sleeps at tier `disk`,
   which then wakes as fast as `host` and pins nothing;
 - spare: the slot's own process has imported vLLM before it is wanted;
@@ -18,6 +19,7 @@ Variants, each with all the measures of those after it:
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,17 +35,22 @@ from serve_app.telemetry.stages import Stage
 
 Run = dict[str, Any]
 OFF = {"forkserver": False, "spare_worker": False}
-ALL = "node_cache"
+NODE_CACHE = {"node_cache": {"enabled": True}}
+ALL, UNCOMPILED, STOCK = "node_cache", "uncompiled", "stock"
 # The one that matters most first: device time may run out.
 VARIANTS: dict[str, dict[str, Any]] = {
-    ALL: {"node_cache": {"enabled": True}},
+    ALL: NODE_CACHE,
+    UNCOMPILED: NODE_CACHE,
     "spare": {},
     "forkserver": {"spare_worker": False},
     "graphs": OFF,
-    "stock": OFF,
+    STOCK: OFF,
 }
-# vLLM's own bound: naming it keeps vLLM's own list of sizes.
-STOCK_GRAPHS = {"max_cudagraph_capture_size": 512}
+ENGINE_KWARGS: dict[str, dict[str, Any]] = {
+    UNCOMPILED: {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL"}},
+    # vLLM's own bound: naming it keeps vLLM's own list of sizes.
+    STOCK: {"max_cudagraph_capture_size": 512},
+}
 
 
 @dataclass
@@ -54,6 +61,7 @@ class Benchmark:
     layout: str
     repeat: int
     prefix: str
+    engine_kwargs: dict[str, Any]
     report: Report = field(default_factory=lambda: Report("gpu_cold_start", module="gpu.cold_start"))
 
     def run(self, names: list[str]) -> None:
@@ -64,8 +72,8 @@ class Benchmark:
                 self._variant(application, name)
 
     def _config(self, name: str) -> configs.Config:
-        graphs = STOCK_GRAPHS if name == "stock" else {}
-        shape: Shape = layouts.shape(self.model, self.layout, hard=256, **graphs)
+        kwargs = ENGINE_KWARGS.get(name, {}) | self.engine_kwargs
+        shape: Shape = layouts.shape(self.model, self.layout, hard=256, **kwargs)
         return configs.pool(replace(shape, more=VARIANTS[name]), active=0, standby=1, tier=_tier(name))
 
     def _variant(self, application: Application, name: str) -> None:
@@ -75,7 +83,7 @@ class Benchmark:
         for _ in range(self.repeat):
             status = application.settled(0, 1, tier)
             killed = status["slots"][0]
-            if name in (ALL, "spare"):
+            if name in (ALL, UNCOMPILED, "spare"):
                 application.wait_for_spare(killed)
             application.kill(killed)
             application.wait_until_gone(killed["slot"])
@@ -127,7 +135,7 @@ class Benchmark:
 
 
 def _tier(variant: str) -> str:
-    return "disk" if variant == ALL else "host"
+    return "disk" if variant in (ALL, UNCOMPILED) else "host"
 
 
 def main() -> None:
@@ -137,11 +145,12 @@ def main() -> None:
     parser.add_argument("--layout", choices=sorted(layouts.LAYOUTS), default="tp1")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--repeat", type=int, default=2, help="kills per variant")
+    parser.add_argument("--engine-kwargs", default="{}", help="more of them, as JSON")
     parser.add_argument("--prefix", default="h200", help="begins the claims' names: the GPU")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_cold_start.json")
     args = parser.parse_args()
     exit_when_terminated()
-    benchmark = Benchmark(args.model, args.layout, args.repeat, args.prefix)
+    benchmark = Benchmark(args.model, args.layout, args.repeat, args.prefix, json.loads(args.engine_kwargs))
     try:
         benchmark.run(args.variants)
     finally:  # a time limit must not cost what was measured before

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import json
 import os
 import tempfile
 import time
@@ -65,6 +66,7 @@ class Benchmark:
     model: Path
     layout: str
     repeat: int
+    engine_kwargs: dict[str, Any]
     report: Report = field(default_factory=lambda: Report("gpu_weights", module="gpu.weights"))
 
     def fill(self) -> None:
@@ -140,7 +142,7 @@ class Benchmark:
         if self.layout == CPU:
             model = ModelConfig(id="m", source=str(self.model), engine_kwargs=CPU_KWARGS | kwargs)
             return model, SlotConfig(node_cache=cache)
-        shape = layouts.shape(self.model, self.layout, hard=64, **kwargs)
+        shape = layouts.shape(self.model, self.layout, hard=64, **kwargs | self.engine_kwargs)
         model = ModelConfig(id="m", source=str(self.model), engine_kwargs=shape.engine_kwargs)
         return model, SlotConfig(gpus=shape.gpus, cpus=shape.cpus, node_cache=cache)
 
@@ -233,10 +235,11 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--formats", nargs="*", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--engine-kwargs", default="{}", help="more of them, as JSON")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_weights.json")
     args = parser.parse_args()
     exit_when_terminated()
-    benchmark = Benchmark(args.model, args.layout, args.repeat)
+    benchmark = Benchmark(args.model, args.layout, args.repeat, json.loads(args.engine_kwargs))
     try:
         if "fill" in args.parts:
             benchmark.fill()

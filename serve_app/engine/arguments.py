@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Set
@@ -32,6 +33,12 @@ _ENVIRONMENT = {
 # PyTorch pins host memory page by page on one thread, at 1-2 GB/s on an H200's host; so 9 GB/s with 16 threads, 7 with
 # 8 (measured). What level 1 of sleep pins is as large as the weights.
 _PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
+# Whether vLLM's compiled code is kept in one piece, and what that stands on.
+_COMPILED_CODE = (
+    *("VLLM_USE_MEGA_AOT_ARTIFACT", "VLLM_USE_AOT_COMPILE", "VLLM_USE_STANDALONE_COMPILE"),
+    "VLLM_DISABLE_COMPILE_CACHE",
+)
+_PTXAS = "TRITON_PTXAS_PATH"
 # Our load format, which `node_loader` registers in every worker.
 NODE_CACHE = "node_cache"
 # Beyond this many requests at once vLLM's default on large GPUs is not worth a CUDA graph.
@@ -62,7 +69,7 @@ def prepare_environment(slot: SlotConfig, model: ModelConfig, siblings: Siblings
         # The EngineCore process starts the workers on the other nodes: it must find this Ray cluster, not any.
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     if slot.gpus:
-        os.environ.update(fast_pinning(os.environ))
+        os.environ.update(fast_pinning(os.environ) | whole_artifact(os.environ) | one_assembler(os.environ))
     if slot.gpus > 1:
         os.environ.update(nccl.environment(slot.nccl, node.network(_ray_address()), os.environ))
 
@@ -72,6 +79,26 @@ def fast_pinning(environ: Mapping[str, str]) -> dict[str, str]:
     name = next((name for name in ALLOCATOR_VARIABLES if environ.get(name)), ALLOCATOR_VARIABLES[0])
     given = environ.get(name, "")
     return {} if "pinned_" in given else {name: ",".join(filter(None, (given, _PINNING)))}
+
+
+def whole_artifact(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to set so that compiled code is kept, and loaded, in one piece; nothing where a user has a say in it. Pure.
+
+    vLLM does so by itself with PyTorch 2.12 and later. Otherwise it loads the traced graph, and goes through all of its
+    layers again to find the compiled code of each: 5 s of a cold start (8B Llama, vLLM 0.26, an H200's host).
+    """
+    return {} if any(environ.get(name) for name in _COMPILED_CODE) else {_COMPILED_CODE[0]: "1"}
+
+
+def one_assembler(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to set so that Triton always takes the assembler (ptxas) that comes with PyTorch, where one does.
+
+    PyTorch sets this where it compiles a kernel, but not where it loads one. The assembler's version is a part of the
+    names in Triton's cache: whether a start found its kernels there was up to chance, and 10 s when it did not.
+    """
+    torch = importlib.util.find_spec("torch")
+    assembler = Path(torch.origin).with_name("bin") / "ptxas" if torch and torch.origin else Path()
+    return {_PTXAS: str(assembler)} if _PTXAS not in environ and os.access(assembler, os.X_OK) else {}
 
 
 def _ray_address() -> str:

@@ -33,6 +33,7 @@ from typing import IO, Any
 from serve_app import keeping
 from serve_app.engine import keeper
 from serve_app.errors import EngineError
+from serve_app.gpu import nvml
 from serve_app.node_folder import node_folder
 
 logger = logging.getLogger(__name__)
@@ -111,12 +112,20 @@ def is_alive(address: str) -> bool:
 
 
 def _start_keeper(address: str) -> None:
+    command = [sys.executable, keeper.__file__, address, str(GRACE_S), _PRELOAD]
+    if subprocess.run(command, env=server_environment(), stdin=subprocess.DEVNULL).returncode:
+        raise EngineError(f"the forkserver cannot be started; see {address}.log, or set slot.forkserver to false")
+
+
+def server_environment() -> dict[str, str]:
+    """What the server is started with."""
     # All GPUs: which of them a child sees is said by the slot that asks for it.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, keeper.__file__, address, str(GRACE_S), _PRELOAD]
-    if subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode:
-        raise EngineError(f"the forkserver cannot be started; see {address}.log, or set slot.forkserver to false")
+    with suppress(Exception):  # no NVIDIA driver
+        # Else FlashInfer asks CUDA as it is imported, and a process that has initialised CUDA cannot be forked.
+        environment.setdefault("FLASHINFER_CUDA_ARCH_LIST", " ".join(nvml.compute_capabilities()))
+    return environment
 
 
 def _connect_to(address: str) -> None:

@@ -62,6 +62,14 @@ def all_uuids() -> list[str]:
         ]
 
 
+def compute_capabilities() -> list[str]:
+    """Those of this machine's GPUs, each once, as "9.0". Raises pynvml.NVMLError: no driver."""
+    with _library() as nvml:
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        found = sorted({nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles})
+        return [f"{major}.{minor}" for major, minor in found]
+
+
 def pcie_link(uuid: str) -> dict[str, int]:
     """The fields of a `Gpu` that describe its PCIe link; zeros where the driver does not tell (virtual GPUs)."""
     asked = {

@@ -17,10 +17,12 @@ from typing import Any
 import ray
 
 from serve_app import PRELOAD_MODULE
-from serve_app.engine import forkserver, spare
+from serve_app.engine import caches, forkserver, spare
 
 log = logging.getLogger("ray.serve")
 
+# Torch chooses a place for its own cache as it is imported, if nobody has before.
+_READ_AT_IMPORT = (*forkserver.READ_AT_IMPORT, *caches.environment())
 # Workers that idle for longer than this are up to Ray again.
 _KEEP_S = 30 * 24 * 3600
 _RPC_S = 10.0
@@ -37,7 +39,7 @@ def ensure() -> None:
     raylet = os.getppid()
     if spare.waiting(raylet):
         return
-    order = spare.order(raylet, {k: v for k, v in os.environ.items() if k.startswith(forkserver.READ_AT_IMPORT)})
+    order = spare.order(raylet, {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT)})
     try:
         _prestart_worker()
     except Exception as error:  # not an interface that Ray promises to keep
