@@ -1,6 +1,6 @@
 """Where a cold start's seconds go on a GPU, and what each of our measures against them brings.
 
-    python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache uncompiled spare forkserver graphs stock] [--repeat 2]
+    python -m benchmarks.gpu.cold_start --model DIR [--variants node_cache uncompiled ...] [--repeat 2]
 
 A standby is killed, as an out-of-memory killer would; its replacement's own ledger entry is the measurement, from
 "Serve wants one more" to "it can serve". The first sleep, which at tier `host` pins memory, is a figure of its own: the
