@@ -254,10 +254,12 @@ def main() -> None:
     parser.add_argument("--trace-start", type=float, default=0.0, help="seconds into the trace")
     parser.add_argument("--trace-seconds", type=float, default=120.0, help="how long the piece lasts")
     parser.add_argument("--trace-speed", type=float, default=1.0)
-    parser.add_argument("--pages", type=Path, help="an existing folder for a page about each case's trace piece")
+    parser.add_argument("--pages", type=Path, help="a folder for a page about each case's trace piece")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/bursts.json")
     args = parser.parse_args()
     exit_when_terminated()
+    if args.pages is not None:
+        args.pages.mkdir(parents=True, exist_ok=True)
     if args.engine == "simulated":
         shape = configs.simulated_shape(args.hard, args.start_s)
     else:

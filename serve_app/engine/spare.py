@@ -67,7 +67,7 @@ def _obey() -> None:
     mine = place / str(os.getpid())
     (place / ORDER).rename(mine)
     os.environ.update(json.loads(mine.read_text()))
-    from serve_app.engine.vllm import import_vllm
+    from serve_app.engine.imports import import_vllm
 
     import_vllm()
     mine.write_text(READY)

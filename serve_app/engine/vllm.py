@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import uuid
 from argparse import Namespace
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from serve_app.config import Tier
 from serve_app.engine import caches, forkserver, processes
-from serve_app.engine.arguments import check_engine_kwargs, first_module, prepare_environment, server_arguments
+from serve_app.engine.arguments import check_engine_kwargs, prepare_environment, server_arguments
 from serve_app.engine.base import ALONE, AsgiApp, Engine, EngineLoad, EngineMemory, Fingerprint, Siblings
 from serve_app.engine.gpu_memory import GpuMemory
+from serve_app.engine.imports import api_modules, import_vllm
 from serve_app.engine.merging import merge_under_load
 from serve_app.engine.stats import LastStats, prometheus_loggers, stat_logger
 from serve_app.errors import EngineError, OutOfMemory, ServeAppError
@@ -332,7 +332,7 @@ class VllmEngine:
 
     async def build_app(self, args: Namespace) -> AsgiApp:
         """vLLM's own server on this engine, with the server's arguments in `args`."""
-        app_module, state_module = _api_modules()
+        app_module, state_module = api_modules()
         app = app_module.build_app(args, self._tasks, self._alive.model_config)
         await state_module.init_app_state(self._alive, app.state, args, self._tasks)
         app.state.server = SimpleNamespace(should_exit=False)  # vLLM sets it when the engine dies
@@ -377,22 +377,6 @@ def _worker_record(values: dict[str, Any]) -> StageRecord:
     attributes = dict(values)
     name, start_s, duration_s, rank = (attributes.pop(key) for key in ("stage", "start_s", "duration_s", "rank"))
     return StageRecord(Stage(name), start_s, duration_s, attributes, rank, done=True)
-
-
-def import_vllm() -> None:
-    """Import what a slot's own process needs of vLLM. Blocks for 6-20 s, the first time."""
-    importlib.import_module("vllm.v1.engine.async_llm")
-    _api_modules()
-    gc.freeze()  # what was imported stays: looking at millions of objects again and again would stop streams meanwhile
-
-
-def _api_modules() -> tuple[Any, Any]:
-    """The modules that hold `build_app` and `init_app_state`."""
-    old = "vllm.entrypoints.openai.api_server"
-    return (
-        first_module("vllm.entrypoints.launchers.app", old),
-        first_module("vllm.entrypoints.launchers.api_server.app_state", old),
-    )
 
 
 def model_files(model: ModelConfig) -> str:

@@ -84,6 +84,7 @@ def software() -> Software:
         torch_cuda=_torch_cuda(),
         vllm=_version(package) if package else "",
         vllm_wants_torch=_wanted_torch(package) if package else "",
+        bytecode=_has_bytecode("vllm"),
     )
 
 
@@ -102,6 +103,12 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _has_bytecode(module: str) -> bool:
+    """Whether a package has been compiled to a file; True where there is no such package."""
+    found = find_spec(module)
+    return found is None or found.cached is None or Path(found.cached).exists()
 
 
 def _torch_cuda() -> str:

@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     software.check_driver,
     software.check_torch,
     software.check_vllm,
+    software.check_bytecode,
     software.check_allocator,
     memory.check_host_ram,
     network.check_interface,

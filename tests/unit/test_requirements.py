@@ -127,6 +127,7 @@ def test_what_cannot_work_is_an_error(name: str, facts: NodeFacts, wanted: Wante
             ["95% of Ray's memory is 19.0 GB", "MemTotal shows 31.0 GB, which may be too little"],
         ),
         ("host_ram", replace(FACTS, weights_bytes=None), WANTED, ["not known"]),
+        ("bytecode", software(bytecode=False), WANTED, ["slow cold starts"]),
         (
             "interface",
             replace(FACTS, environment={"NCCL_SOCKET_IFNAME": "lo"}),

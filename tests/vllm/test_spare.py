@@ -27,9 +27,9 @@ def test_the_next_process_of_a_node_has_vllm_imported() -> None:
 def test_with_vllm_imported_it_gets_the_same_forkserver_as_without() -> None:
     """vLLM sets variables as it is imported; a second server would have to import everything again, for 20 s."""
     program = (
-        "from serve_app.engine import forkserver, vllm\n"
+        "from serve_app.engine import forkserver, imports\n"
         "before = forkserver.address_of_server()\n"
-        "vllm.import_vllm()\n"
+        "imports.import_vllm()\n"
         "assert forkserver.address_of_server() == before"
     )
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)
