@@ -13,6 +13,7 @@ import serve_app  # noqa: F401  (tells Ray's workers to look for orders)
 import ray  # isort: skip
 
 DEADLINE_S = 120
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Process:
@@ -24,8 +25,13 @@ class Process:
     def has_vllm(self) -> bool:
         return "vllm.v1.engine.async_llm" in sys.modules
 
+    def compile_cache(self) -> str | None:
+        """Torch chooses one as it is imported, if nobody has before."""
+        return os.environ.get(COMPILE_CACHE)
+
     def ensure_spare(self) -> list[int]:
         """Ask twice, as two slots of a node would; returns the spares' pids, once there is one."""
+        os.environ[COMPILE_CACHE] = "/chosen"
         from serve_app.engine import spare
         from serve_app.slot.spare import ensure
 
@@ -45,7 +51,8 @@ def main() -> None:
         while time.monotonic() < deadline:
             second = actor.remote()
             if ray.get(second.pid.remote()) in spares:
-                print("SPARE", len(spares), ray.get(first.has_vllm.remote()), ray.get(second.has_vllm.remote()))  # noqa: T201
+                asked = (first.has_vllm, second.has_vllm, second.compile_cache)
+                print("SPARE", len(spares), *(ray.get(method.remote()) for method in asked))  # noqa: T201
                 break
             time.sleep(1)
         ray.shutdown()

@@ -21,7 +21,7 @@ def test_the_next_process_of_a_node_has_vllm_imported() -> None:
         text=True,
         timeout=240,
     )
-    assert "SPARE 1 False True" in done.stdout, done.stdout + done.stderr
+    assert "SPARE 1 False True /chosen" in done.stdout, done.stdout + done.stderr
 
 
 def test_with_vllm_imported_it_gets_the_same_forkserver_as_without() -> None:
