@@ -54,6 +54,10 @@ class Software:
         driver_cuda: newest CUDA that the driver supports, major and minor. gpus: how many the driver shows.
         torch_cuda: CUDA that torch is built for. vllm_wants_torch: vLLM's own pin, as a version specifier.
         bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
+        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
+        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
+        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
+        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
     """
 
     driver: str = ""
@@ -63,6 +67,10 @@ class Software:
     torch_cuda: str = ""
     vllm: str = ""
     vllm_wants_torch: str = ""
+    bytecode: bool = True
+    bytecode: bool = True
+    bytecode: bool = True
+    bytecode: bool = True
     bytecode: bool = True
 
     @property
