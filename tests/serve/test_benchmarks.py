@@ -22,7 +22,7 @@ def test_promotion_benchmark_writes_its_result(tmp_path: Path) -> None:
     result = json.loads(output.read_text())
     phases = [run["phase"] for run in result["runs"]]
     assert {phase: phases.count(phase) for phase in phases} == PHASES
-    # The slot is full before the burst, so that a busy machine may promote a moment too early: such a run does not count.
+    # The slot is full before the burst, so a busy machine may promote a moment too early: no run that counts.
     invalid = [run["invalid"] for run in result["runs"] if not run["valid"]]
     assert [reason for reason in invalid if not reason.startswith("promoted before the burst")] == []
     claims = {claim["name"]: claim for claim in result["claims"]}
