@@ -54,10 +54,6 @@ class Software:
         driver_cuda: newest CUDA that the driver supports, major and minor. gpus: how many the driver shows.
         torch_cuda: CUDA that torch is built for. vllm_wants_torch: vLLM's own pin, as a version specifier.
         bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
-        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
-        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
-        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
-        bytecode: whether Python keeps what it has made of vLLM's modules (`.pyc` files).
     """
 
     driver: str = ""
@@ -67,10 +63,6 @@ class Software:
     torch_cuda: str = ""
     vllm: str = ""
     vllm_wants_torch: str = ""
-    bytecode: bool = True
-    bytecode: bool = True
-    bytecode: bool = True
-    bytecode: bool = True
     bytecode: bool = True
 
     @property
