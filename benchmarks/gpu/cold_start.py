@@ -83,7 +83,7 @@ class Benchmark:
         for _ in range(self.repeat):
             status = application.settled(0, 1, tier)
             killed = status["slots"][0]
-            if name in (ALL, UNCOMPILED, "spare"):
+            if VARIANTS[name].get("spare_worker", True):
                 application.wait_for_spare(killed)
             application.kill(killed)
             application.wait_until_gone(killed["slot"])
@@ -135,7 +135,7 @@ class Benchmark:
 
 
 def _tier(variant: str) -> str:
-    return "disk" if variant in (ALL, UNCOMPILED) else "host"
+    return "disk" if "node_cache" in VARIANTS[variant] else "host"
 
 
 def main() -> None:

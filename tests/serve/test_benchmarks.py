@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMED = {"promoted_first_token_s", "cold_over_promoted", "trigger_s", "cold_slot_s"}
+# Of the one burst at tier host.
+OF_PROMOTIONS = {"promoted_first_token_s", "cold_over_promoted", "trigger_s"}
 PHASES = {"promoted": 3, "cold_slot": 1, "all_active": 1, "cold_stock": 1, "cold_forkserver": 1}
 
 
@@ -23,11 +25,13 @@ def test_promotion_benchmark_writes_its_result(tmp_path: Path) -> None:
     phases = [run["phase"] for run in result["runs"]]
     assert {phase: phases.count(phase) for phase in phases} == PHASES
     # The slot is full before the burst, so a busy machine may promote a moment too early: no run that counts.
-    invalid = [run["invalid"] for run in result["runs"] if not run["valid"]]
-    assert [reason for reason in invalid if not reason.startswith("promoted before the burst")] == []
+    invalid = [run for run in result["runs"] if not run["valid"]]
+    assert [run for run in invalid if not run["invalid"].startswith("promoted before the burst")] == []
+    assert {run["phase"] for run in invalid} <= {"promoted"}
+    lost = OF_PROMOTIONS if "host" in {run["tier"] for run in invalid} else set()
     claims = {claim["name"]: claim for claim in result["claims"]}
     assert {name for name, claim in claims.items() if claim["target"] is not None} == CLAIMED
-    assert invalid or all(claims[name]["value"] > 0 for name in CLAIMED)
+    assert all(claims[name]["value"] > 0 for name in CLAIMED - lost)
     assert result["configs"]["pool"]["applications"][0]["import_path"] == "serve_app:app"
     assert result["versions"]["ray"] and result["machine"]["cores"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import py_compile
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,18 @@ def test_all_nodes_together_must_hold_a_slot() -> None:
     levels = [check_cluster(nodes, slot(gpus=3))[0].level for nodes in ([small], [small] * 2, [small] * 3)]
     assert levels == [Level.ERROR, Level.WARNING, Level.OK]
     assert "lower slots.min from 2" in check_cluster([small] * 2, slot(gpus=3))[0].todo
+
+
+def test_bytecode_is_looked_for_beside_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python writes it as it imports a module for the first time, unless it is told not to."""
+    (tmp_path / "vllm").mkdir()
+    source = tmp_path / "vllm" / "__init__.py"
+    source.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    assert not node.software().bytecode
+    py_compile.compile(str(source))
+    assert node.software().bytecode
 
 
 @pytest.mark.parametrize(
