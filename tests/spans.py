@@ -38,12 +38,16 @@ def tree(spans: list[Span], root: Span) -> dict[str, Any]:
     return {child["name"]: tree(spans, child) for child in children}
 
 
-def inside(spans: list[Span], root: Span) -> bool:
-    """Whether every span of the root's trace lies within its parent's times, give or take clock precision."""
+def outside(spans: list[Span], root: Span) -> list[str]:
+    """Which spans of the root's trace do not lie within their parents' times, give or take clock precision."""
     by_id = {span["id"]: span for span in spans}
     slack = 0.05
-    family = [span for span in spans if span["trace"] == root["trace"] and span["parent"]]
-    return all(
-        by_id[s["parent"]]["start_s"] - slack <= s["start_s"] and s["end_s"] <= by_id[s["parent"]]["end_s"] + slack
-        for s in family
-    )
+    # vLLM ends its span of a request some time after the last token.
+    family = [s for s in spans if s["trace"] == root["trace"] and s["name"] != "llm_request"]
+    pairs = [(by_id[s["parent"]], s) for s in family if s["parent"]]
+    return [
+        f"{span['name']} {span['start_s'] - parent['start_s']:+.3f} {span['end_s'] - parent['end_s']:+.3f} s "
+        f"in {parent['name']}"
+        for parent, span in pairs
+        if span["start_s"] < parent["start_s"] - slack or span["end_s"] > parent["end_s"] + slack
+    ]

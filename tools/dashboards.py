@@ -129,6 +129,8 @@ def gpus() -> list[Json]:
             f"sum by (model, kind) ({P}_sleeping_memory_bytes{{{HERE}}})")}, "bytes"),
         panel("Memory that nobody uses", {"{{node}} {{kind}}": (
             f"min by (node, kind) ({P}_memory_headroom_bytes{{{HERE}}})")}, "bytes"),
+        panel("GPU memory kept for nothing", {"{{model}} {{kind}}": (
+            f"max by (model, kind) ({P}_allocator_unused_bytes{{{HERE}}})")}, "bytes"),
         panel("Node weight cache", {"{{node}}": f"max by (node) ({P}_node_cache_bytes{{{HERE}}})"}, "bytes"),
         panel("GPU utilisation", {"{{ip}} GPU {{GpuIndex}}": "ray_node_gpus_utilization"}, "percent"),
         panel("GPU memory used", {"{{ip}} GPU {{GpuIndex}}": "ray_node_gram_used * 1048576"}, "bytes"),

@@ -1,11 +1,15 @@
 """Promotion on GPUs: from a burst that finds everything asleep to its first token, per layout and tier.
 
     python -m benchmarks.gpu.promotion --model DIR [--layouts tp1 tp2 pp2] [--tiers host ready disk] [--repeat 5]
+        [--rest 10]
 
 The pool has one slot, which is a standby (`min_active: 0`), so that one set of GPUs is enough and nothing else runs on
 it. A burst of `--extra` requests over HTTP finds nothing active; the time to its earliest first token, by the client's
 clock, is `first_token_s`. After each burst the slot falls asleep again by itself, with its golden check at the next
 promotion: many repetitions are as many sleep/wake cycles, and what the slot holds of GPU and host is read in each.
+
+`--rest` is how long the slot has been asleep before each burst, several values in turn; the claims are about the
+longest, with the wake alone of the others: the driver clears memory that was given back for some time afterwards.
 
 `wake_over_pcie_limit` is the wake alone over the time that its bytes would take at the bandwidth that one GPU gets
 from pinned memory in this run (for several GPUs each has a link of its own).
@@ -17,6 +21,7 @@ import argparse
 import asyncio
 import json
 import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,7 @@ class Benchmark:
     repeat: int
     cycles: int
     extra: int
+    rests: list[float]
     prefix: str
     engine_kwargs: dict[str, Any]
     report: Report = field(default_factory=lambda: Report("gpu_promotion", module="gpu.promotion"))
@@ -75,10 +81,12 @@ class Benchmark:
         application.redeploy(configs.pool(shape, active=0, standby=1, tier=tier))
         for repetition in range(self.cycles if tier == "host" else self.repeat):
             before = application.settled(0, 1, tier)["slots"][0]
+            rest_s = self.rests[repetition % len(self.rests)]
+            time.sleep(rest_s)
             seen, steady_s = asyncio.run(_burst_and_after(application.url, shape, self.extra))
             application.settled(0, 1, tier)
             ledger = [entry for entry in application.ledger(Stage.PROMOTION) if ends_after(entry, seen.sent_s)]
-            run: Run = {"phase": "promoted", "layout": name, "tier": tier, "repetition": repetition}
+            run: Run = {"phase": "promoted", "layout": name, "tier": tier, "repetition": repetition, "rest_s": rest_s}
             held = {"asleep_gpu_bytes": before["device_bytes"], "asleep_host_bytes": before["host_bytes"]}
             more = {"steady_first_token_s": steady_s}
             self._keep(run | held | promotion_stages(ledger, seen) | seen.as_dict() | more)
@@ -101,7 +109,7 @@ class Benchmark:
         claim("invalid_runs", float(invalid), "", target=0, note="thrown out; see runs" if invalid else "")
 
     def _claim_tier(self, name: str, tier: str) -> None:
-        runs = self._runs("promoted", layout=name, tier=tier)
+        runs = self._runs("promoted", layout=name, tier=tier, rest_s=max(self.rests))
         target = TARGETS.get(name) if tier == "host" else None
         suffix = "" if tier == "host" else f"_{tier}"
         first = median([run["first_token_s"][0] for run in runs])
@@ -109,6 +117,9 @@ class Benchmark:
         self.report.claim(f"{label}_promoted_first_token_s", first, target=target, note=f"tier {tier}")
         for key in ("trigger_s", "wake_s", "verify_s", "publish_s", "steady_first_token_s"):
             self.report.claim(f"{label}_{key}", median([run[key] for run in runs if key in run]), note="ledger")
+        for rest_s in sorted(set(self.rests))[:-1]:
+            sooner = [run["wake_s"] for run in self._runs("promoted", layout=name, tier=tier, rest_s=rest_s)]
+            self.report.claim(f"{label}_wake_after_{rest_s:g}_s_asleep_s", median(sooner), note="ledger")
         held = [max(run["asleep_gpu_bytes"]) / 1e9 for run in runs if run["asleep_gpu_bytes"]]
         self.report.claim(f"{label}_asleep_gpu_gb", median(held), "GB", note="of each GPU, by NVML")
         host = median([run["asleep_host_bytes"] / 1e9 for run in runs])
@@ -117,7 +128,8 @@ class Benchmark:
     def _claim_wake(self, name: str) -> None:
         cold = self._runs("cold_start", layout=name)  # none, if the time was up before
         limit = max((size for run in cold for size in run["weight_bytes"]), default=0) / self.pinned
-        wake = median([run["wake_s"] for run in self._runs("promoted", layout=name, tier="host") if "wake_s" in run])
+        runs = self._runs("promoted", layout=name, tier="host", rest_s=max(self.rests))
+        wake = median([run["wake_s"] for run in runs if "wake_s" in run])
         target = 1.5 if name == "tp1" else None
         self.report.claim(f"{self.prefix}_{name}_wake_over_pcie_limit", ratio(wake, limit), "x", target=target)
 
@@ -133,7 +145,7 @@ class Benchmark:
             growth = (held[-1] - held[0]) / 1e6
             self.report.claim(f"{self.prefix}_{name}_{kind}_growth_mb", growth, "MB", note=f"over {len(runs)} cycles")
 
-    def _runs(self, phase: str, **where: str) -> list[Run]:
+    def _runs(self, phase: str, **where: str | float) -> list[Run]:
         wanted = where | {"phase": phase, "valid": True}
         return [run for run in self.report.runs if all(run.get(key) == value for key, value in wanted.items())]
 
@@ -156,6 +168,7 @@ def main() -> None:
     parser.add_argument("--tiers", nargs="+", choices=("host", "ready", "disk"), default=["host", "ready", "disk"])
     parser.add_argument("--repeat", type=int, default=5, help="bursts per tier")
     parser.add_argument("--cycles", type=int, default=20, help="bursts, and so sleep/wake cycles, at tier host")
+    parser.add_argument("--rest", type=float, nargs="+", default=[10.0], help="seconds asleep before a burst, in turn")
     parser.add_argument("--extra", type=int, default=4, help="requests of a burst")
     parser.add_argument("--engine-kwargs", default="{}", help="more of them, as JSON")
     parser.add_argument("--prefix", default="h200", help="begins the claims' names: the GPU")
@@ -163,7 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     exit_when_terminated()
     more = json.loads(args.engine_kwargs)
-    benchmark = Benchmark(args.model, args.tiers, args.repeat, args.cycles, args.extra, args.prefix, more)
+    benchmark = Benchmark(args.model, args.tiers, args.repeat, args.cycles, args.extra, args.rest, args.prefix, more)
     try:
         benchmark.run(args.layouts)
     finally:  # a time limit must not cost what was measured before

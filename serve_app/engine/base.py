@@ -48,18 +48,31 @@ class Siblings:
 ALONE = Siblings()
 
 
+class Unused(NamedTuple):
+    """What PyTorch's allocator has reserved of a GPU and no tensor uses, in bytes.
+
+    Attributes:
+        cached: all of it. fragmented: what of it lies between tensors, so that it cannot be given back.
+    """
+
+    cached: int
+    fragmented: int
+
+
 @dataclass(frozen=True)
 class EngineMemory:
     """What an engine's processes hold now.
 
     Attributes:
-        host_bytes: of all of them on this node, in bytes. device_bytes: per rank, of its GPU; empty on CPU.
+        host_bytes: of all of them on this node, in bytes.
+        device_bytes: per rank, of its GPU; empty on CPU. unused: what of that its allocator keeps for nothing.
         pids: the processes on this node.
     """
 
     host_bytes: int = 0
     device_bytes: tuple[int, ...] = ()
     pids: tuple[int, ...] = ()
+    unused: tuple[Unused, ...] = ()
 
 
 class Fingerprint(NamedTuple):
@@ -120,6 +133,10 @@ class Engine(Protocol):
         Raises:
             OutOfMemory: the memory was not there; the engine can only be shut down.
         """
+        ...
+
+    async def read_gpus(self) -> None:
+        """Ask the ranks what they hold of their GPUs, for `memory`; nothing while asleep, when that does not change."""
         ...
 
     async def worker_stages(self) -> list[StageRecord]:

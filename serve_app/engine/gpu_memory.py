@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.engine import caches
+from serve_app.engine.base import Unused
 from serve_app.errors import MemoryNotReturned
 from serve_app.gpu import nvml
 from serve_app.telemetry.stages import Stage
@@ -26,7 +27,8 @@ class GpuMemory:
     """Does nothing for slots on CPU, and leaves to others what a slot with a part of a GPU cannot know.
 
     Attributes:
-        held: bytes of its GPU that each rank held when it was asked last; empty on CPU.
+        held: bytes of its GPU that each rank held when it was asked last; empty on CPU. unused: what of them its
+            allocator kept for nothing.
     """
 
     def __init__(self, model: ModelConfig, slot: SlotConfig, siblings: Siblings) -> None:
@@ -36,6 +38,7 @@ class GpuMemory:
         self._key = ""  # of the KV cache's record; empty where it is not ours to say
         self._remembered = False
         self.held: tuple[int, ...] = ()
+        self.unused: tuple[Unused, ...] = ()
 
     def prepare(self) -> None:
         """Wait until the GPUs that Ray gave to this slot are free. Blocks. Raises GpuNotFree.
@@ -74,10 +77,15 @@ class GpuMemory:
             caches.remember_kv_bytes(self._key, min(measured))
             self._remembered = True
 
-    def check_asleep(self, held: Sequence[int]) -> None:
-        """Take down what the ranks of a sleeping engine hold. Raises MemoryNotReturned where it is too much."""
-        self.held = tuple(held)
+    def note(self, ranks: Iterable[Sequence[int]]) -> None:
+        """Take down what each rank says of itself: see the worker's `gpu_memory`."""
+        said = list(ranks)
+        self.held = tuple(held for held, _, _ in said)
+        self.unused = tuple(Unused(cached, fragmented) for _, cached, fragmented in said)
+
+    def check_asleep(self) -> None:
+        """Raise MemoryNotReturned where a rank of an engine that sleeps holds too much."""
         allowed = self._slot.asleep_gpu_gb * 1e9
-        for rank, held_bytes in enumerate(held):
+        for rank, held_bytes in enumerate(self.held):
             if held_bytes > allowed:
                 raise MemoryNotReturned(rank, held_bytes, allowed)

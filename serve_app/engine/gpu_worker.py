@@ -18,7 +18,7 @@ from serve_app.engine.staged import StagedWorker, record_communicator, record_ou
 from serve_app.gpu import numa, nvml
 from serve_app.telemetry.stages import Stage
 from serve_app.weights.reading import gb_per_s
-from serve_app.weights.registered import DirectCopies
+from serve_app.weights.registered import Copied, DirectCopies
 
 record_communicator(gpu_worker)
 
@@ -47,7 +47,7 @@ class _Sleeping(gpu_worker.Worker):
         with self._copies.started():
             super().wake_up(tags)
         if tags is None or "kv_cache" in tags:
-            self._copies.finish()
+            _note(self._copies.finish())
             self._note_direct()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -70,17 +70,16 @@ class _Sleeping(gpu_worker.Worker):
                 yield
 
     def _note_direct(self) -> None:
-        """Wait for what comes from the node's weight cache, and record how fast it came."""
-        copied = self._direct.take() if self._direct is not None else None
-        if copied is not None:
-            rate = gb_per_s(copied.size, copied.duration_s)
-            record_outside(
-                Stage.WEIGHTS_COPY, copied.start_s, duration_s=copied.duration_s, bytes=copied.size, gb_per_s=rate
-            )
+        """Wait for what comes from the node's weight cache."""
+        _note(self._direct.take() if self._direct is not None else None)
 
-    def device_bytes(self) -> int:
-        """What this process holds of its GPU, in bytes, as the driver counts it: CUDA context and graphs included."""
-        return nvml.held_by_process(self._uuid, os.getpid())
+    def gpu_memory(self) -> tuple[int, int, int]:
+        """Bytes of its GPU that this process holds, as the driver counts them (CUDA context and graphs included); of
+        those, what PyTorch's allocator has reserved without a tensor in it; of that again, what lies between tensors.
+        """
+        stats = torch.cuda.memory_stats(self.device)
+        cached = stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
+        return nvml.held_by_process(self._uuid, os.getpid()), cached, stats.get("inactive_split_bytes.all.current", 0)
 
     @property
     def _uuid(self) -> str:
@@ -96,3 +95,15 @@ class SleepingGPUWorker(StagedWorker, _Sleeping):
         with self._stage(Stage.MEMORY_PROFILE) as record:
             record["bytes"] = available = int(super().determine_available_memory())
         return available
+
+    def _place(self) -> dict[str, Any]:
+        return super()._place() | {"gpu_uuid": self._uuid}
+
+
+def _note(copied: Copied | None) -> None:
+    """Record how fast weights came, if any did."""
+    if copied is not None:
+        rate = gb_per_s(copied.size, copied.duration_s)
+        record_outside(
+            Stage.WEIGHTS_COPY, copied.start_s, duration_s=copied.duration_s, bytes=copied.size, gb_per_s=rate
+        )

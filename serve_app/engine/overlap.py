@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from serve_app.weights.registered import Copied
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +39,18 @@ class OverlappedCopies:
 
     def __init__(self, cumem: Any) -> None:
         self._cumem = cumem
-        self._stream: torch.cuda.Stream | None = None
-        self._copy: Any = None
+        self._stream = torch.cuda.Stream()
+        self._begin = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+        self._start_s, self._size = 0.0, 0
+        self._copy_async: Any = None
         library = getattr(getattr(cumem, "libcudart", None), "lib", None)
         if library is not None and hasattr(cumem.libcudart, "cudaMemcpy"):
-            self._copy = library.cudaMemcpyAsync
-            self._copy.argtypes = [
+            self._copy_async = library.cudaMemcpyAsync
+            self._copy_async.argtypes = [
                 ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
             ]  # fmt: skip
-            self._copy.restype = ctypes.c_int
+            self._copy_async.restype = ctypes.c_int
         else:
             logger.warning("this vLLM copies otherwise than known: weights wake up one block after the other")
 
@@ -55,31 +61,39 @@ class OverlappedCopies:
         Its host buffers go back to torch's pool of pinned memory at once; nothing else takes from there before
         `finish`, since this process does nothing but wake up.
         """
-        if self._copy is None:
+        if self._copy_async is None:
             yield
             return
-        self._stream = self._stream or torch.cuda.Stream()
         original = self._cumem.libcudart
-        self._cumem.libcudart = _Asynchronous(original, self._copy, self._stream.cuda_stream)
+        self._cumem.libcudart = _Asynchronous(original, self._copy)
         try:
             yield
         finally:
             self._cumem.libcudart = original
 
-    def finish(self) -> None:
-        """Wait until all is there."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def finish(self) -> Copied | None:
+        """Wait until all is there, and say what came, by the GPU's own clock."""
+        size, self._size = self._size, 0
+        if not size:
+            return None
+        self._end.synchronize()
+        return Copied(self._start_s, self._begin.elapsed_time(self._end) / 1000, size)
+
+    def _copy(self, destination: int, source: int, count: int) -> None:
+        if not self._size:
+            self._start_s = time.time()
+            self._begin.record(self._stream)
+        status = self._copy_async(destination, source, count, _HOST_TO_DEVICE, self._stream.cuda_stream)
+        self._cumem.libcudart.CUDART_CHECK(status)
+        self._end.record(self._stream)
+        self._size += count
 
 
 class _Asynchronous:
     """vLLM's binding of the CUDA runtime, but for copies."""
 
-    def __init__(self, original: Any, copy: Any, stream: int) -> None:
-        self._original, self._copy, self._stream = original, copy, stream
+    def __init__(self, original: Any, copy: Callable[[int, int, int], None]) -> None:
+        self._original, self.cudaMemcpy = original, copy
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
-
-    def cudaMemcpy(self, destination: int, source: int, count: int) -> None:
-        self._original.CUDART_CHECK(self._copy(destination, source, count, _HOST_TO_DEVICE, self._stream))

@@ -169,6 +169,9 @@ class SimulatedEngine:
             await asyncio.sleep(0)
         self._core.tier = Tier.READY
 
+    async def read_gpus(self) -> None:
+        pass
+
     async def worker_stages(self) -> list[StageRecord]:
         return []
 

@@ -92,11 +92,15 @@ class StagedWorker:
             )
 
     def take_stages(self) -> list[Record]:
-        """The records since the last call, oldest first: stage, start_s (wall clock), duration_s, rank, bytes."""
+        """The records since the last call, oldest first: stage, start_s (wall clock), duration_s, rank, host, bytes."""
         taken = sorted([*_outside, *self._stages], key=lambda record: record["start_s"])
         _outside.clear()
         self._stages = []
-        return [record | {"rank": self.rank} for record in taken]
+        place = self._place()
+        return [record | place for record in taken]
+
+    def _place(self) -> dict[str, Any]:
+        return {"rank": self.rank, "host.name": os.uname().nodename}
 
     def ray_node(self) -> str:
         """Id of the Ray node that this worker runs on; only Ray's workers know it (see `Engine.rank_nodes`)."""

@@ -74,6 +74,9 @@ class VllmVariant:
     async def wake(self) -> None:
         await self._owner.wake_with(self._files)
 
+    async def read_gpus(self) -> None:
+        await self._owner.read_gpus()
+
     async def worker_stages(self) -> list[StageRecord]:
         return await self._owner.worker_stages()
 

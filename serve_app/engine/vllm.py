@@ -181,7 +181,8 @@ class VllmEngine:
             await self._alive.sleep(level=_LEVELS[tier], mode="wait")
             await self._alive.reset_prefix_cache()  # its blocks are gone; here no request can be in the way
             if self._slot.gpus:
-                self._gpu.check_asleep(await self._alive.collective_rpc("device_bytes"))
+                self._gpu.note(await self._alive.collective_rpc("gpu_memory"))
+                self._gpu.check_asleep()
 
     async def wake(self) -> None:
         await self.wake_with(self._own)
@@ -198,6 +199,7 @@ class VllmEngine:
 
     async def _wake_up(self, files: ModelFiles) -> None:
         tier = self._asleep.value if self._asleep else ""
+        self._spans[Stage.WEIGHTS_COPY] = spans.current_traceparent()  # they overlap with both stages
         with self._step(Stage.WAKE_WEIGHTS, tier=tier):
             await self._alive.wake_up(["weights"])
             if self._asleep is Tier.DISK:
@@ -221,11 +223,14 @@ class VllmEngine:
             for adapter in await self._alive.list_loras():
                 await self._alive.remove_lora(adapter)
 
+    async def read_gpus(self) -> None:
+        if self._slot.gpus and self._asleep is None:
+            with self._translated(Stage.ENGINE_CORE):
+                self._gpu.note(await self._alive.collective_rpc("gpu_memory"))
+
     async def worker_stages(self) -> list[StageRecord]:
         with self._translated(Stage.ENGINE_CORE):
             ranks: list[list[dict[str, Any]]] = await self._alive.collective_rpc("take_stages")
-            if self._slot.gpus and self._asleep is None:  # asleep it was read as the engine fell asleep
-                self._gpu.held = tuple(await self._alive.collective_rpc("device_bytes"))
         records = [_worker_record(values) for rank in ranks for values in rank]
         for record in records:
             parent = self._spans.get(record.stage) or self._spans.get(Stage.ENGINE_CORE, "")
@@ -254,7 +259,7 @@ class VllmEngine:
         pids = processes.members(self._groups)
         if host:
             self._host_bytes = processes.pss_bytes(pids)
-        return EngineMemory(self._host_bytes, self._gpu.held, tuple(pids))
+        return EngineMemory(self._host_bytes, self._gpu.held, tuple(pids), self._gpu.unused)
 
     async def check_health(self) -> None:
         try:

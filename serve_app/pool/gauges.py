@@ -60,6 +60,7 @@ def samples(book: PoolBook, gpus: float, pending: Mapping[str, float]) -> Iterat
     yield Sample(metrics.BREAKER_OPEN, (), book.breaker_open)
     yield Sample(metrics.FROZEN, (), book.frozen)
     yield from _sleeping(book)
+    yield from _unused(book)
     yield from _last_stages(book)
 
 
@@ -116,6 +117,15 @@ def _sleeping(book: PoolBook) -> Iterator[Sample]:
                 yield Sample(metrics.SLEEPING_BYTES, (name, engine.model, "host"), engine.host_bytes)
                 if engine.device_bytes:
                     yield Sample(metrics.SLEEPING_BYTES, (name, engine.model, "gpu"), max(engine.device_bytes))
+
+
+def _unused(book: PoolBook) -> Iterator[Sample]:
+    for name, record in book.slots.items():
+        for engine in record.engines:
+            if engine.unused:
+                cached, fragmented = (max(of_ranks) for of_ranks in zip(*engine.unused, strict=True))
+                yield Sample(metrics.UNUSED_BYTES, (name, engine.model, "cached"), cached)
+                yield Sample(metrics.UNUSED_BYTES, (name, engine.model, "fragmented"), fragmented)
 
 
 def _last_stages(book: PoolBook) -> Iterator[Sample]:

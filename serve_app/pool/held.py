@@ -14,13 +14,19 @@ class Held:
     """Made in the request's own context, so that its span belongs to the client's trace.
 
     Args:
-        arrived_s: when the request arrived, on the monotonic clock.
+        arrived_s: when the request arrived, on the monotonic clock. model: which one it is for.
     """
 
-    def __init__(self, arrived_s: float) -> None:
+    def __init__(self, arrived_s: float, model: str) -> None:
         self.placed = asyncio.Event()
         start_s = time.time() - max(0.0, time.monotonic() - arrived_s)
-        self._span = spans.open_span(REQUEST_HOLD, parent=proxy.client_trace.get(), start_s=start_s, request=True)
+        self._span = spans.open_span(
+            REQUEST_HOLD,
+            {"gen_ai.request.model": model},
+            parent=proxy.client_trace.get(),
+            start_s=start_s,
+            request=True,
+        )
 
     @property
     def trace(self) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from serve_app.config import Tier
-from serve_app.engine.base import EngineLoad, Fingerprint
+from serve_app.engine.base import EngineLoad, Fingerprint, Unused
 from serve_app.live import Hold, Verify
 from serve_app.pool.lifecycle import State
 from serve_app.telemetry.tracing import StageRecord
@@ -81,7 +81,7 @@ class EngineReport:
 
     Attributes:
         tier: how warm it is now, `ready` while it is awake; None before it has started, and once it has ended.
-        host_bytes, device_bytes, pids: see `engine.base.EngineMemory`.
+        host_bytes, device_bytes, pids, unused: see `engine.base.EngineMemory`.
         wake_s: what it took to wake up last, from the tier it sleeps at; 0 before that.
         error: why this slot cannot serve this model any more.
         lent: its engine has the weights of another model now, with which it shares it; then memory is counted there.
@@ -95,6 +95,7 @@ class EngineReport:
     wake_s: float = 0.0
     error: str = ""
     lent: bool = False
+    unused: tuple[Unused, ...] = ()
 
 
 @dataclass(frozen=True)

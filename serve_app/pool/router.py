@@ -207,7 +207,7 @@ class PoolRouter(RequestRouter):
 
     async def _hold(self, ticket: Ticket, routed: proxy.Routed) -> None:
         """Wait until the ticket is placed, or raise Overloaded at its deadline; either way note for how long."""
-        held = self._held[ticket] = Held(ticket.arrived_s)
+        held = self._held[ticket] = Held(ticket.arrived_s, ticket.model)
         cold = not self._dispatch.serves(ticket.model) and not self._roles.usable(ticket.model)
         routed.path = "cold" if cold else "held"
         self._tell.set()

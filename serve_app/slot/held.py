@@ -107,8 +107,13 @@ class HeldEngine:
         await self.read_memory(host=host)
 
     async def read_memory(self, *, host: bool = True) -> None:
-        if not self.engine.lent:
-            self._memory = await asyncio.to_thread(self.engine.memory, host=host)
+        if self.engine.lent:
+            return
+        try:
+            await self.engine.read_gpus()
+        except EngineError as error:
+            log.warning("model %s: its workers do not say what they hold: %s", self.model.id, error)
+        self._memory = await asyncio.to_thread(self.engine.memory, host=host)
 
     async def end(self, error: str) -> None:
         """Give up for good: its processes end, and what they hold comes back."""
@@ -128,6 +133,7 @@ class HeldEngine:
             self._wake_s,
             self.error,
             lent,
+            memory.unused,
         )
 
     def _check(self, found: Fingerprint, verify: Verify, tolerance: float) -> None:

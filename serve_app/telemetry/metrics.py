@@ -146,6 +146,15 @@ SLEEPING_BYTES = Metric(
     "model",
     "kind",
 )
+UNUSED_BYTES = Metric(
+    _G,
+    "allocator_unused_bytes",
+    "GPU memory that PyTorch's allocator keeps and no tensor uses, on the GPU where it is most: `cached` (all of it), "
+    "`fragmented` (what of it lies between tensors: it cannot be given back). Every minute while an engine is awake.",
+    "slot",
+    "model",
+    "kind",
+)
 STANDBY_SECONDS = Metric(
     _C, "standby_slot_seconds_total", "Time that slots stood by, split among the models they hold.", "model"
 )

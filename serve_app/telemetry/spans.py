@@ -59,7 +59,7 @@ def configure(role: str, instance: str) -> bool:
 
     # vLLM's own processes look for these two names and no others.
     os.environ[TRACES_ENDPOINT], os.environ[TRACES_PROTOCOL] = endpoint(), _protocol()
-    resource = Resource.create(resource_attributes(role, instance) | {"process.pid": os.getpid()})
+    resource = Resource.create(resource_attributes(role, instance) | _process())
     processor = BatchSpanProcessor(_exporter())
     # By itself a provider waits half a minute at exit for a collector that does not answer, and a slot that is replaced
     # would keep its GPU for as long.
@@ -177,8 +177,12 @@ def resource_attributes(role: str, instance: str) -> dict[str, Attribute]:
 
 
 def named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """The attributes as spans carry them, below the package's own name."""
-    return {f"serve_app.{name}": value for name, value in attributes.items()}
+    """The attributes as spans carry them, below the package's own name; those with a dot are OpenTelemetry's names."""
+    return {name if "." in name else f"serve_app.{name}": value for name, value in attributes.items()}
+
+
+def _process() -> dict[str, Attribute]:
+    return {"process.pid": os.getpid(), "host.name": os.uname().nodename}
 
 
 def _protocol() -> str:

@@ -50,7 +50,9 @@ def test_tiers_give_back_memory_and_bring_back_the_same_model(home: Path, tiny_l
     async def work(engine: VllmEngine) -> None:
         anchor = await engine.fingerprint()
         records = await engine.worker_stages()
-        [awake] = engine.memory().device_bytes
+        await engine.read_gpus()
+        [awake], [unused] = engine.memory().device_bytes, engine.memory().unused
+        assert 0 <= unused.fragmented <= unused.cached < awake
         held: dict[Tier, list[int]] = {Tier.HOST: [], Tier.DISK: []}
         for tier in (Tier.HOST, Tier.DISK) * 3:
             await engine.sleep(tier)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 import serve_app  # noqa: F401  (sets the environment of Serve's own processes before Ray starts)
+from tests.ports import free_port
 
 from .pool import Pool
 
@@ -49,11 +49,3 @@ def pool(serve_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     pool = Pool(serve_port, script)
     yield pool
     serve.delete("default")
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

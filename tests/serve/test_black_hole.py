@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import exporting
+from tests import exporting
+
+from . import bursts
 from .pool import Answer
 
 PATIENCE_S = 120
@@ -28,7 +30,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Ans
             "OTEL_BSP_MAX_QUEUE_SIZE": "4",  # full at once, so that spans are dropped, too
             "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1",
         }
-        with exporting.application(tmp_path_factory.mktemp("hole"), variables) as url:
+        with bursts.application(tmp_path_factory.mktemp("hole"), variables) as url:
             yield asyncio.run(_bursts(url)), black_hole
 
 
@@ -38,7 +40,7 @@ async def _bursts(url: str) -> list[Answer]:
     answers: list[Answer] = []
     async with asyncio.timeout(PATIENCE_S):
         while len({answer.slot for answer in answers}) < 2:
-            answers += await exporting.burst(url, secrets.token_hex(16))
+            answers += await bursts.burst(url, secrets.token_hex(16))
     return answers
 
 

@@ -19,8 +19,8 @@ import ray
 import yaml
 
 from serve_app.telemetry import metrics
+from tests.ports import free_port
 
-from .conftest import free_port
 from .pool import Pool, served
 
 HERE = Path(__file__).resolve().parents[2] / "cluster" / "observability"
@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parents[2] / "cluster" / "observability"
 IDS = ["maroon", "olive"]
 LIVE = {"slots": {"min": 2, "max": 3, "standby": 1, "demote_after_s": 0.3, "keep_model_s": 0.3}}
 # No GPU here, and a simulated engine without weights: tests/vllm/test_metrics.py is about vLLM's metrics.
-ELSEWHERE = re.compile(r"ray_node_g|ray_serve_app_(?:standby_gpu_seconds|node_cache_)\w*|ray_vllm_")
+ELSEWHERE = re.compile(r"ray_node_g|ray_serve_app_(?:standby_gpu_seconds|node_cache_|allocator_)\w*|ray_vllm_")
 
 pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="no Prometheus here: `apt install prometheus`")
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import spans
+from tests import exporting, spans
 
-from . import exporting
-from .conftest import free_port
-from .exporting import REPOSITORY
+from . import bursts
 from .pool import MODEL
 
 CLIENT_TRACE = secrets.token_hex(16)
@@ -24,19 +20,13 @@ CLIENT_TRACE = secrets.token_hex(16)
 @pytest.fixture(scope="module")
 def received(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A receiver process, and an application that was told of it and has served one burst; yields the spans' file."""
-    folder, port = tmp_path_factory.mktemp("spans"), free_port()
+    folder = tmp_path_factory.mktemp("spans")
     path = folder / "spans.jsonl"
-    receiver = subprocess.Popen([sys.executable, "-m", "tests.otlp", str(port), str(path)], cwd=REPOSITORY)
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    try:
-        with exporting.application(folder, variables) as url:
-            spans.wait_for(path, lambda s: len(spans.roots(s, "cold_start")) == 2, "two cold starts", 240)
-            spans.wait_for(path, lambda s: bool(spans.roots(s, "promotion")), "the first active slot", 120)
-            assert [answer.status for answer in asyncio.run(exporting.burst(url, CLIENT_TRACE))] == [200] * 8
-            yield path
-    finally:
-        receiver.terminate()
-        receiver.wait()
+    with exporting.receiver(path) as variables, bursts.application(folder, variables) as url:
+        spans.wait_for(path, lambda s: len(spans.roots(s, "cold_start")) == 2, "two cold starts", 240)
+        spans.wait_for(path, lambda s: bool(spans.roots(s, "promotion")), "the first active slot", 120)
+        assert [answer.status for answer in asyncio.run(bursts.burst(url, CLIENT_TRACE))] == [200] * 8
+        yield path
 
 
 def test_cold_start_is_one_tree_from_wanting_to_first_sleep(received: Path) -> None:
@@ -51,7 +41,7 @@ def test_cold_start_is_one_tree_from_wanting_to_first_sleep(received: Path) -> N
             "engine.verify": {},
             "engine.first_sleep": {"engine.wake.weights": {}, "engine.wake.kv_cache": {}},
         }
-        assert spans.inside(found, root)
+        assert spans.outside(found, root) == []
         assert root["resource"]["service.name"] == "serve_app"
         [warm_up] = [span for span in found if span["name"] == "engine.warmup" and span["trace"] == root["trace"]]
         assert warm_up["attributes"]["serve_app.model"] == MODEL
@@ -84,7 +74,7 @@ def test_promotion_is_one_tree_across_coordinator_and_slot(received: Path) -> No
         "engine.verify": {},
         "promotion.publish": {},
     }
-    assert spans.inside(found, promotion)
+    assert spans.outside(found, promotion) == []
     children = [span for span in found if span["parent"] == promotion["id"]]
     assert {span["resource"]["serve_app.role"] for span in children} == {"coordinator", "slot"}
     assert promotion["attributes"]["serve_app.hot"] is True

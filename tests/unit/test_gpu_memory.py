@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serve_app.config import ModelConfig, SlotConfig
 from serve_app.engine import caches
 from serve_app.engine.arguments import graph_sizes
-from serve_app.engine.base import ALONE, Siblings
+from serve_app.engine.base import ALONE, Siblings, Unused
 from serve_app.engine.gpu_memory import GpuMemory
 from serve_app.errors import GpuNotFree, MemoryNotReturned
 from serve_app.gpu import nvml
@@ -115,10 +115,12 @@ def test_a_damaged_record_is_no_record(machine: Path) -> None:
 def test_a_sleeper_that_holds_too_much_is_named_with_rank_and_figure() -> None:
     """Per GPU, not in all."""
     memory = GpuMemory(MODEL, SlotConfig(gpus=2, asleep_gpu_gb=3), ALONE)
-    memory.check_asleep([2_900_000_000, 2_900_000_000])
-    assert memory.held == (2_900_000_000, 2_900_000_000)
+    memory.note([[2_900_000_000, 7, 5], [2_900_000_000, 9, 0]])
+    memory.check_asleep()
+    assert memory.held == (2_900_000_000, 2_900_000_000) and memory.unused == (Unused(7, 5), Unused(9, 0))
+    memory.note([[2_900_000_000, 7, 5], [3_100_000_000, 9, 0]])
     with pytest.raises(MemoryNotReturned, match=r"rank 1 holds 3\.10 GB of its GPU asleep, allowed 3 GB"):
-        memory.check_asleep([2_900_000_000, 3_100_000_000])
+        memory.check_asleep()
 
 
 def test_a_gpu_in_use_is_refused_with_its_holders(monkeypatch: pytest.MonkeyPatch) -> None:

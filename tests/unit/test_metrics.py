@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from serve_app.config import Tier
+from serve_app.engine.base import Unused
 from serve_app.errors import Overloaded
 from serve_app.live import Hold, LiveSettings
 from serve_app.pool import gauges, router_metrics
 from serve_app.pool.book import PoolBook
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.lifecycle import State
-from serve_app.pool.messages import SlotReport, Transition
+from serve_app.pool.messages import EngineReport, SlotReport, Transition
 from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import Kind, Metric
 from serve_app.telemetry.stages import Stage
@@ -70,6 +72,14 @@ def test_names_follow_prometheus() -> None:
         if metric.kind is Kind.HISTOGRAM:
             assert metric.name.endswith("_seconds")
     assert len({metric.name for metric in metrics.ALL}) == len(metrics.ALL)
+
+
+def test_what_an_allocator_keeps_is_said_of_the_gpu_where_it_is_most() -> None:
+    """Of each engine that has GPUs, whichever rank it is; of others nothing."""
+    ranks = (Unused(900, 50), Unused(700, 80))
+    with_gpus, without = EngineReport("m", Tier.READY, unused=ranks), EngineReport("n", Tier.READY)
+    found = book(slot("a", State.ACTIVE, engines=(with_gpus, without)), models=("m", "n"))
+    assert values(found, metrics.UNUSED_BYTES) == {("a", "m", "cached"): 900, ("a", "m", "fragmented"): 80}
 
 
 def test_slots_and_gpus_by_state_with_zeros() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+
+from tests.ports import free_port
 
 MODEL = "smollm2-135m"
 # Requests that one slot may be given at once.
@@ -44,7 +45,7 @@ class Application:
     def __init__(self, folder: Path) -> None:
         self._folder, self._log = folder, folder / "serve.log"
         self._temp = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # Ray's socket paths must stay short
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._http = httpx.Client(base_url=self.url, timeout=10)
         self._seen: set[psutil.Process] = set()
@@ -240,10 +241,3 @@ def _session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except ProcessLookupError:
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

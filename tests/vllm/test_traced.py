@@ -9,29 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests import spans
-from tests.serve.conftest import free_port
+from tests import exporting, served_traces, spans
+from tests.exporting import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
+from .engines import KWARGS
 
 
 @pytest.fixture(scope="module")
 def received(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[spans.Span]:
     """All spans that a receiver process got."""
-    path, port = tmp_path_factory.mktemp("spans") / "spans.jsonl", free_port()
-    receiver = subprocess.Popen([sys.executable, "-m", "tests.otlp", str(port), str(path)], cwd=REPOSITORY)
-    environment = os.environ | {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-        "OTEL_BSP_SCHEDULE_DELAY": "200",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    try:
+    path = tmp_path_factory.mktemp("spans") / "spans.jsonl"
+    with exporting.receiver(path) as variables:
+        environment = os.environ | variables | {"PYTHONPATH": str(REPOSITORY)}
         command = [sys.executable, "-m", "tests.vllm.traced", str(tiny_llama)]
         subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=240)
         return spans.wait_for(path, lambda found: bool(spans.roots(found, "promotion")), "the last root")
-    finally:
-        receiver.terminate()
-        receiver.wait()
 
 
 def test_cold_start_holds_the_workers_stages_and_vllms_own_spans(received: list[spans.Span]) -> None:
@@ -57,3 +49,14 @@ def test_sleep_and_wake_hold_the_workers_part(received: list[spans.Span]) -> Non
         "engine.wake.weights": {"engine.wake.weights": {}},
         "engine.wake.kv_cache": {"engine.wake.kv_cache": {}},
     }
+
+
+@pytest.mark.timeout(600)
+def test_a_request_that_wakes_a_standby_is_traced_from_its_client_to_the_engine(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Through HTTP, proxy, coordinator, slot and workers, with vLLM's own times of the request."""
+    found = served_traces.collect(tmp_path, tiny_llama, KWARGS, {"cpus": 1, "max_ongoing_requests": 4})
+    served_traces.check_cold_start(found, ranks=1, gpus=False)
+    served_traces.check_promotion(found, ranks=1, gpus=False)
+    served_traces.check_request(found)
