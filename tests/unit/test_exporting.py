@@ -124,7 +124,7 @@ def test_receiver_gets_stages_as_they_were(collector: Collector, slot: Slot) -> 
     assert len(found) == 4
     for root in spans.roots(found, "promotion"):
         assert spans.tree(found, root) == {"engine.wake.weights": {}}
-        assert spans.inside(found, root)
+        assert spans.outside(found, root) == []
     wake = next(one for one in found if one["name"] == "engine.wake.weights")
     assert wake["attributes"] == {"serve_app.bytes": 7, "serve_app.tier": "host"}
     resource = wake["resource"]
