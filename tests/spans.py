@@ -39,12 +39,14 @@ def tree(spans: list[Span], root: Span) -> dict[str, Any]:
 
 
 def outside(spans: list[Span], root: Span) -> list[str]:
-    """Which spans of the root's trace do not lie within their parents' times, give or take clock precision."""
+    """Which of our spans of the root's trace do not lie within their parents' times, give or take clock precision.
+
+    vLLM's own are its own matter; its spans of requests end some time after the last token.
+    """
     by_id = {span["id"]: span for span in spans}
     slack = 0.05
-    # vLLM ends its span of a request some time after the last token.
-    family = [s for s in spans if s["trace"] == root["trace"] and s["name"] != "llm_request"]
-    pairs = [(by_id[s["parent"]], s) for s in family if s["parent"]]
+    family = [s for s in spans if s["trace"] == root["trace"] and "serve_app.role" in s["resource"]]
+    pairs = [(by_id[s["parent"]], s) for s in family if s["parent"] and s["name"] != "llm_request"]
     return [
         f"{span['name']} {span['start_s'] - parent['start_s']:+.3f} {span['end_s'] - parent['end_s']:+.3f} s "
         f"in {parent['name']}"

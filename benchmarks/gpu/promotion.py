@@ -88,7 +88,7 @@ class Benchmark:
             ledger = [entry for entry in application.ledger(Stage.PROMOTION) if ends_after(entry, seen.sent_s)]
             run: Run = {"phase": "promoted", "layout": name, "tier": tier, "repetition": repetition, "rest_s": rest_s}
             held = {"asleep_gpu_bytes": before["device_bytes"], "asleep_host_bytes": before["host_bytes"]}
-            more = {"steady_first_token_s": steady_s}
+            more = {"steady_first_token_s": steady_s, "copied_gb_per_s": _copied(ledger)}
             self._keep(run | held | promotion_stages(ledger, seen) | seen.as_dict() | more)
 
     def _keep(self, run: Run) -> None:
@@ -120,6 +120,8 @@ class Benchmark:
         for rest_s in sorted(set(self.rests))[:-1]:
             sooner = [run["wake_s"] for run in self._runs("promoted", layout=name, tier=tier, rest_s=rest_s)]
             self.report.claim(f"{label}_wake_after_{rest_s:g}_s_asleep_s", median(sooner), note="ledger")
+        rates = [rate for run in runs for rate in run["copied_gb_per_s"]]
+        self.report.claim(f"{label}_copied_gb_per_s", median(rates), "GB/s", note="of each rank, by the GPU's clock")
         held = [max(run["asleep_gpu_bytes"]) / 1e9 for run in runs if run["asleep_gpu_bytes"]]
         self.report.claim(f"{label}_asleep_gpu_gb", median(held), "GB", note="of each GPU, by NVML")
         host = median([run["asleep_host_bytes"] / 1e9 for run in runs])
@@ -148,6 +150,12 @@ class Benchmark:
     def _runs(self, phase: str, **where: str | float) -> list[Run]:
         wanted = where | {"phase": phase, "valid": True}
         return [run for run in self.report.runs if all(run.get(key) == value for key, value in wanted.items())]
+
+
+def _copied(ledger: list[dict[str, Any]]) -> list[float]:
+    """How fast each rank's weights came in the first of these promotions; none at tier `ready`."""
+    stages = [stage for entry in ledger[:1] for stage in entry["stages"] if stage["stage"] == Stage.WEIGHTS_COPY]
+    return [stage["attributes"]["gb_per_s"] for stage in stages]
 
 
 async def _burst_and_after(url: str, shape: Shape, extra: int) -> tuple[Burst, float]:

@@ -13,6 +13,8 @@ Two `--parts`, both without Ray:
   the parameters, by the GPU's own clock, is `node_cache_gb_per_s` (stage `weights.copy`, per GPU), at the start, and
   `node_cache_reload_gb_per_s`, at a wake.
 
+Wakes come `--rest` seconds after the sleep: before, the driver still clears what was given back.
+
 `logprobs_differ` is by how much the golden check's prompt logprobs of a format, at its start and after its wakes, are
 away from those of the first start of vLLM's own loader (`auto`), or, without that, of the first format.
 
@@ -67,6 +69,7 @@ class Benchmark:
     layout: str
     repeat: int
     engine_kwargs: dict[str, Any]
+    rest_s: float
     report: Report = field(default_factory=lambda: Report("gpu_weights", module="gpu.weights"))
 
     def fill(self) -> None:
@@ -127,6 +130,7 @@ class Benchmark:
         for _ in range(2):
             await engine.sleep(Tier.DISK)
             asleep = engine.memory().host_bytes
+            await asyncio.sleep(self.rest_s)
             begin_s = time.perf_counter()
             await engine.wake()
             woken_s = time.perf_counter()
@@ -235,11 +239,12 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--formats", nargs="*", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--repeat", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--rest", type=float, default=10.0, help="seconds asleep before a wake")
     parser.add_argument("--engine-kwargs", default="{}", help="more of them, as JSON")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_weights.json")
     args = parser.parse_args()
     exit_when_terminated()
-    benchmark = Benchmark(args.model, args.layout, args.repeat, json.loads(args.engine_kwargs))
+    benchmark = Benchmark(args.model, args.layout, args.repeat, json.loads(args.engine_kwargs), args.rest)
     try:
         if "fill" in args.parts:
             benchmark.fill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from vllm.v1.worker import gpu_worker
 
 from serve_app.engine import node_loader  # registers its load format
 from serve_app.engine.arguments import NODE_CACHE
+from serve_app.engine.mapping import plain_memory
 from serve_app.engine.overlap import OverlappedCopies
 from serve_app.engine.staged import StagedWorker, record_communicator, record_outside
 from serve_app.gpu import numa, nvml
@@ -42,9 +43,11 @@ class _Sleeping(gpu_worker.Worker):
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Also the weights are there only once the KV cache is, wherever they come from."""
+        cumem = importlib.import_module("vllm.device_allocator.cumem")
         if self._copies is None:
-            self._copies = OverlappedCopies(importlib.import_module("vllm.device_allocator.cumem"))
-        with self._copies.started():
+            self._copies = OverlappedCopies(cumem)
+        connector = self.vllm_config.kv_transfer_config is not None
+        with self._copies.started(), nullcontext() if connector else plain_memory(cumem):
             super().wake_up(tags)
         if tags is None or "kv_cache" in tags:
             _note(self._copies.finish())

@@ -4,8 +4,6 @@ Memory that CUDA does not know goes to a GPU through a small buffer of the drive
 caller waits: 6-9 GB/s on an H200. Registered, it goes at PCIe's speed, and nobody waits. Registering pins pages that
 exist, in this process: read-only 17 GB/s there, with DMA from it at 53 of 55 GB/s; filling pinned buffers of our own
 came to 19-23 GB/s on 16 cores (measured on an H200 with driver 580, CUDA 13).
-
-The driver's own interface is used, which does not change with the CUDA version that PyTorch was built for.
 """
 
 from __future__ import annotations
@@ -15,18 +13,17 @@ import logging
 import mmap
 import threading
 import time
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 
+from serve_app import cuda
 from serve_app.weights.cache import Weights
 
 logger = logging.getLogger(__name__)
 
-_DRIVER = "libcuda.so.1"
 _REGISTER_READ_ONLY = 0x08  # CU_MEMHOSTREGISTER_READ_ONLY
 _HOST, _DEVICE = 1, 2  # CUmemorytype
 
@@ -81,13 +78,13 @@ class Registered:
         """Undo it; what was copied from there must have arrived."""
         self._thread.join()
         if self._usable:
-            _driver().cuMemHostUnregister(ctypes.c_void_p(self._address))
+            cuda.driver().cuMemHostUnregister(ctypes.c_void_p(self._address))
             self._usable = False
 
     def _register(self, device: torch.device) -> None:
         torch.cuda.set_device(device)  # makes its context that of this thread
         size, flags = ctypes.c_size_t(self._size), ctypes.c_uint(_REGISTER_READ_ONLY)
-        status = _driver().cuMemHostRegister_v2(ctypes.c_void_p(self._address), size, flags)
+        status = cuda.driver().cuMemHostRegister_v2(ctypes.c_void_p(self._address), size, flags)
         self._usable = status == 0
         if status:
             logger.warning("CUDA does not register the node's weight cache (error %d): weights come slower", status)
@@ -182,18 +179,12 @@ class _Copy2D(ctypes.Structure):
 def _copy(target: int, source: int, rows: Rows, stream: int) -> None:
     """Start the copy from host address `source` to device address `target`. Raises RuntimeError if CUDA refuses."""
     if rows.height == 1:
-        status = _driver().cuMemcpyHtoDAsync_v2(
+        status = cuda.driver().cuMemcpyHtoDAsync_v2(
             ctypes.c_uint64(target), ctypes.c_void_p(source), ctypes.c_size_t(rows.width), ctypes.c_void_p(stream)
         )
     else:
         how = _Copy2D(srcMemoryType=_HOST, srcHost=source, srcPitch=rows.source_pitch)
         how.dstMemoryType, how.dstDevice, how.dstPitch = _DEVICE, target, rows.target_pitch
         how.WidthInBytes, how.Height = rows.width, rows.height
-        status = _driver().cuMemcpy2DAsync_v2(ctypes.byref(how), ctypes.c_void_p(stream))
-    if status:
-        raise RuntimeError(f"CUDA error {status} while copying weights from the node's cache to the GPU")
-
-
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL(_DRIVER)
+        status = cuda.driver().cuMemcpy2DAsync_v2(ctypes.byref(how), ctypes.c_void_p(stream))
+    cuda.check(status, "copying weights from the node's cache to the GPU")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from serve_app.config import ModelConfig, SlotConfig, Tier
 from serve_app.engine import caches
 from serve_app.engine.vllm import VllmEngine
-from serve_app.errors import EngineError, GpuNotFree, MemoryNotReturned
+from serve_app.errors import EngineError, GpuNotFree, MemoryNotReturned, OutOfMemory
 from serve_app.gpu import nvml
 from serve_app.slot import golden
 
@@ -41,6 +42,20 @@ def with_engine(model: Path, work: Callable[[VllmEngine], Awaitable[None]], **sl
             await engine.shutdown()
 
     asyncio.run(run())
+
+
+@contextmanager
+def holding(size: int) -> Iterator[int]:
+    """Another process that holds so many bytes of the GPU; yields its pid."""
+    hold = f"import torch; x = torch.zeros({size}, dtype=torch.uint8, device='cuda'); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        try:
+            yield other.pid
+        finally:
+            other.communicate("\n")
 
 
 @pytest.mark.timeout(600)
@@ -80,21 +95,26 @@ def test_memory_that_does_not_come_back_is_an_error_with_the_figure(home: Path, 
     with_engine(tiny_llama, work, asleep_gpu_gb=0.1)
 
 
+@pytest.mark.timeout(600)
+def test_a_wake_that_finds_the_gpu_taken_says_that_memory_is_short(home: Path, tiny_llama: Path) -> None:
+    """Not merely that something failed: the slot gives up this engine then, and keeps the others."""
+    free = nvml.read(nvml.visible()[:1])[0].total
+
+    async def work(engine: VllmEngine) -> None:
+        await engine.sleep(Tier.HOST)
+        with holding(int(free * 0.9)), pytest.raises(OutOfMemory, match="out of memory"):
+            await engine.wake()
+
+    with_engine(tiny_llama, work)
+
+
 def test_a_gpu_that_others_use_is_refused_by_pid(home: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot does not start beside a leftover; the error names it."""
     monkeypatch.setattr("serve_app.engine.gpu_memory.PATIENCE_S", 1.0)
-    hold = (
-        "import torch, sys; x = torch.zeros(3 << 30, dtype=torch.uint8, device='cuda'); print(1, flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with holding(3 << 30) as other:
 
         async def never(engine: VllmEngine) -> None:
             raise AssertionError("it started")
 
-        with pytest.raises((GpuNotFree, EngineError), match=rf"pid {other.pid} \(\d\.\d GB\)"):
+        with pytest.raises((GpuNotFree, EngineError), match=rf"pid {other} \(\d\.\d GB\)"):
             with_engine(tiny_llama, never)
-        other.communicate("\n")
