@@ -8,8 +8,8 @@ it. A burst of `--extra` requests over HTTP finds nothing active; the time to it
 clock, is `first_token_s`. After each burst the slot falls asleep again by itself, with its golden check at the next
 promotion: many repetitions are as many sleep/wake cycles, and what the slot holds of GPU and host is read in each.
 
-`--rest` is how long the slot has been asleep before each burst, several values in turn; the claims are about the
-longest, with the wake alone of the others: the driver clears memory that was given back for some time afterwards.
+`--rest` is how long the slot has been standby before each burst, several values in turn; the claims are about the
+longest, with the wake alone of the others: for a second or so the driver clears what was given back.
 
 `wake_over_pcie_limit` is the wake alone over the time that its bytes would take at the bandwidth that one GPU gets
 from pinned memory in this run (for several GPUs each has a link of its own).

@@ -5,8 +5,9 @@ a KV connector needs it to move KV caches over multi-node NVLink. Nobody else do
 cache take 222 ms, plain memory 13-35 ms, and copies that run meanwhile come at half of PCIe's rate (measured on an
 H200, driver 580, vLLM 0.26). So what is mapped at a wake-up is plain, unless the engine has a KV connector.
 
-The driver clears memory that was given back, in the background and for some seconds. A wake-up right after the sleep
-waits for that: 0.52 s instead of 0.32 s (same machine, 16 GB of weights).
+A wake-up with 16 GB of weights took 0.59 s and takes 0.33 s, 1.13 times what PCIe needs for the weights
+(`benchmarks/results/gpu_promotion_fabric.json` and `gpu_promotion.json`). In the second after a sleep it is 0.52 s:
+the driver still clears what was given back.
 
 What is relied on: vLLM's module `cumem` maps through its global `create_and_map(handle)`, where `handle` is (device,
 bytes, address, address of the driver's handle), in 0.26 as in 0.32. Where it is not, vLLM maps itself.

@@ -3,7 +3,7 @@
 vLLM's allocator maps and copies one block after the other and waits for each copy; the KV cache is mapped after that.
 Mapping is work for the CPU and the driver, copying for the copy engine. On an H200 with an 8B model (16 GB of weights,
 105 GB of KV cache) that was 0.50 s + 0.21 s where the copies alone take 0.29 s (measured, vLLM 0.26); with plain
-memory (`mapping.py`) both together take 0.32 s.
+memory (`mapping.py`) both together take 0.33 s.
 
 What is relied on: vLLM's module `cumem` copies through its global `libcudart` with `cudaMemcpy(destination, source,
 bytes)`, in 0.26 as in 0.32. Where it does not, nothing is changed.

@@ -260,7 +260,7 @@ class PoolBook:
         return not self._sighted
 
     def view(self) -> View:
-        settled_s = max(self.live.slots.keep_model_s, takeover.ARRIVAL_S, decide.REST_S)
+        settled_s = max(self.live.slots.keep_model_s, takeover.ARRIVAL_S)
         soft = self.live.promote_when.in_flight
         return View(
             slots=tuple(r.kept or r.view(self._now, self.going, settled_s) for r in self._records(settled_s)),

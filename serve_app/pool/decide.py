@@ -20,9 +20,6 @@ from serve_app.pool.pressure import crowded
 from serve_app.pool.takeover import victim
 from serve_app.pool.view import QUIET_SHARE, ModelView, SlotView, View
 
-# For so long after a sleep the driver still clears the GPU memory that was given back, and a wake-up waits for that:
-# 0.52 s instead of 0.32 s on an H200 (`engine/mapping.py`).
-REST_S = 5.0
 TIER_ORDER = {Tier.READY: 0, Tier.HOST: 1, Tier.DISK: 2}
 
 
@@ -220,23 +217,13 @@ def _add_capacity(view: View, settings: LiveSettings, plan: _Plan, model: ModelV
         plan.add(Verb.DRAIN, taken, f"{name} needs it: {reason}", name)
 
 
-def cost(view: View, standby: SlotView, model: str) -> tuple[bool, int, bool, int, bool, int, str]:
+def cost(view: View, standby: SlotView, model: str) -> tuple[bool, int, bool, int, int, str]:
     """What it takes to make a standby active for a model: whether it would have to move again at once, how cold its
-    engine is, whether another one must fall asleep first, how much of the model would be lost with its node, whether it
-    has only just fallen asleep, and how many other models lose it."""
-    tier = standby.holds[model]
-    just_asleep = tier is not Tier.READY and standby.stayed_s < REST_S
+    engine is, whether another one must fall asleep first, how much of the model would be lost with its node, and how
+    many other models lose it."""
     another_awake = any(tier is Tier.READY for name, tier in standby.holds.items() if name != model)
     beside = sum(1 for slot in view.active(model) if slot.node == standby.node)
-    return (
-        standby.node_goes,
-        TIER_ORDER[tier],
-        another_awake,
-        beside,
-        just_asleep,
-        len(standby.holds),
-        standby.slot,
-    )
+    return standby.node_goes, TIER_ORDER[standby.holds[model]], another_awake, beside, len(standby.holds), standby.slot
 
 
 def _demote_one(view: View, model: ModelView, plan: _Plan) -> None:

@@ -16,7 +16,6 @@ from serve_app.config import Tier
 from serve_app.errors import IllegalTransition, Overloaded
 from serve_app.live import Hold, LiveModel, LiveSettings, PromoteWhen, SlotCounts
 from serve_app.pool.book import PoolBook
-from serve_app.pool.decide import REST_S
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.lifecycle import GATE_OPEN, Event, Lifecycle, State
 from serve_app.pool.messages import Command, EngineReport, ModelNeed, NeedReport, RoleMap, SlotReport, Verb
@@ -410,9 +409,8 @@ class Cluster:
         anew.slots = {name: replace(record, kept=None, _held=((), {}, False)) for name, record in book.slots.items()}
         anew._said, anew._ordered, anew._model_views = (), [], (None, ())
         kept, found = book.view(), anew.view()
-        longest_s = max(KEEP_S, ARRIVAL_S, REST_S)
-        settled = [replace(slot, stayed_s=min(slot.stayed_s, longest_s)) for slot in kept.slots]
-        assert settled == [replace(slot, stayed_s=min(slot.stayed_s, longest_s)) for slot in found.slots]
+        settled = [replace(slot, stayed_s=min(slot.stayed_s, max(KEEP_S, ARRIVAL_S))) for slot in kept.slots]
+        assert settled == [replace(slot, stayed_s=min(slot.stayed_s, max(KEEP_S, ARRIVAL_S))) for slot in found.slots]
         assert replace(kept, slots=()) == replace(found, slots=())
         if not book.blind(self.now):
             anew._publish(found)

@@ -87,15 +87,6 @@ def test_the_standby_that_costs_least_is_taken() -> None:
     assert orders(View(slots=(lacks,), models=seen.models, routers=seen.routers)) == []
 
 
-def test_of_equal_standbys_one_that_has_slept_for_a_while_is_taken() -> None:
-    """Right after a sleep the driver still clears the memory that a wake-up wants."""
-    standbys = replace(slot("a", "standby"), stayed_s=1.0), replace(slot("b", "standby"), stayed_s=60.0)
-    seen = view("", y=1)
-    assert orders(View(slots=standbys, models=seen.models, routers=seen.routers)) == ["promote b y"]
-    awake = replace(standbys[0], holds={"y": Tier.READY})
-    assert orders(View(slots=(awake, standbys[1]), models=seen.models, routers=seen.routers)) == ["promote a y"]
-
-
 def test_of_equal_standbys_the_one_on_another_node_is_taken() -> None:
     """A node that is lost then takes less of the model with it."""
     here = replace(slot("a", "active=y:9"), node="n1")
