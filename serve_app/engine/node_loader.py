@@ -23,7 +23,7 @@ from serve_app.errors import BadCheckpoint, EngineError
 from serve_app.telemetry.stages import Stage
 from serve_app.weights import checkpoint
 from serve_app.weights.cache import NodeCache, Weights
-from serve_app.weights.views import address, tensors
+from serve_app.weights.views import tensors
 
 if TYPE_CHECKING:
     from serve_app.weights.registered import DirectCopies, Registered
@@ -96,7 +96,7 @@ class NodeCacheLoader(DefaultModelLoader):
         held = self.acquire(tuple(sorted(files)))
         image = held.weights.mapped()
         if held.registered is not None:
-            held.registered.views_at = address(image)
+            held.registered.hand_out(image)
         for file, name, tensor in tensors(held.weights, image):
             self._at = str(file), name
             yield source.prefix + name, tensor

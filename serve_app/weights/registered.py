@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from serve_app import cuda
 from serve_app.weights.cache import Weights
+from serve_app.weights.views import address
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +47,11 @@ class Copied(NamedTuple):
 
 
 class Registered:
-    """A model's weights in the cache, for this process's GPU; registering begins at once, on a thread of its own.
-
-    Attributes:
-        views_at: where the views begin that vLLM is given (`views.tensors`), which are a private mapping of the same
-            file: one that cannot be written would end the process of a loader that changes what it was given.
-    """
+    """A model's weights in the cache, for this process's GPU; registering begins at once, on a thread of its own."""
 
     def __init__(self, weights: Weights, device: torch.device) -> None:
-        self.views_at = 0
+        self._image: mmap.mmap | None = None
+        self._views_at = 0  # 0: there are none yet
         self._size = weights.checkpoint.image_size
         self._map = weights.mapped(mmap.ACCESS_READ)
         self._address = int(numpy.frombuffer(self._map, numpy.uint8).ctypes.data)
@@ -62,14 +59,23 @@ class Registered:
         self._thread = threading.Thread(target=self._register, args=(device,), name="register-weights", daemon=True)
         self._thread.start()
 
+    def hand_out(self, image: mmap.mmap) -> None:
+        """From now on vLLM's tensors are views (`views.tensors`) of this private mapping of the same file.
+
+        One that cannot be written would end the process of a loader that changes what it was given. It is kept until
+        the next one: once it is gone, another model's may lie at the same address, and would be taken for these
+        weights. Its pages cost nothing, as nobody reads them.
+        """
+        self._image, self._views_at = image, address(image)
+
     def find(self, tensor: torch.Tensor) -> int:
         """Where this tensor's bytes lie in registered memory; 0 if they do not, or are not those of the file any more.
 
         Waits until they are registered.
         """
-        offset = tensor.data_ptr() - self.views_at
+        offset = tensor.data_ptr() - self._views_at
         # A view counts the writes to what it is a view of: after one, the private mapping has bytes of its own.
-        if not self.views_at or not 0 <= offset < self._size or tensor._version:
+        if not self._views_at or not 0 <= offset < self._size or tensor._version:
             return 0
         self._thread.join()
         return self._address + offset if self._usable else 0

@@ -26,7 +26,7 @@ def main() -> None:
         weights = NodeCache(None, 0).acquire(checkpoint.load(checkpoint.find(Path(folder))))
         copies = DirectCopies(device)
         registered, image = copies.add(weights), weights.mapped()
-        registered.views_at = views.address(image)
+        registered.hand_out(image)
         found = {name: tensor for _, name, tensor in views.tensors(weights, image)}
         matrix, experts, one = found["matrix"], found["experts"], found["one"]
         parts = [matrix, matrix[100:2100], matrix.narrow(1, 1024, 1024), experts, experts.narrow(2, 100, 100), one]

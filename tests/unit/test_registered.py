@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from serve_app.weights.registered import Rows, as_rows
+from serve_app import cuda
+from serve_app.weights import checkpoint, registered, views
+from serve_app.weights.cache import NodeCache, Weights
+from serve_app.weights.registered import DirectCopies, Rows, as_rows
 
 
 def _carry_out(rows: Rows, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -59,3 +66,62 @@ def test_vectors_and_single_numbers_too() -> None:
 )
 def test_what_is_more_than_that_is_left_to_pytorch(target: torch.Tensor, source: torch.Tensor) -> None:
     assert as_rows(target, source) is None
+
+
+class Event:
+    """As torch's, of a GPU that is done with everything at once."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device on which the copy engine is memmove."""
+    monkeypatch.setattr(
+        cuda, "driver", lambda: SimpleNamespace(cuMemHostRegister_v2=lambda *_: 0, cuMemHostUnregister=lambda *_: 0)
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+
+    def copy(target: int, source: int, rows: Rows, _: int) -> None:
+        for row in range(rows.height):
+            ctypes.memmove(target + row * rows.target_pitch, source + row * rows.source_pitch, rows.width)
+
+    monkeypatch.setattr(registered, "_copy", copy)
+    return torch.device("cpu")
+
+
+def _cached(cache: NodeCache, folder: Path, value: float, size: int) -> Weights:
+    """Weights of a model whose only tensor has this value everywhere."""
+    folder.mkdir()
+    save_file({"w": torch.full((size,), value)}, folder / "model.safetensors")
+    return cache.acquire(checkpoint.load(checkpoint.find(folder)))
+
+
+@pytest.mark.parametrize("size_of_second", [1 << 22, 1 << 21])
+def test_models_whose_views_lie_at_the_same_address_in_turn_are_told_apart(
+    processor: torch.device, tmp_path: Path, size_of_second: int
+) -> None:
+    """The kernel gives a mapping the address of the one before: a fine-tune's weights must not be those of its base."""
+    for folder in ("memory", "locks"):
+        (tmp_path / folder).mkdir()
+    cache = NodeCache(None, 0, tmp_path / "memory", tmp_path / "locks")
+    copies = DirectCopies(processor)
+    both = [_cached(cache, tmp_path / "a", 1.0, 1 << 22), _cached(cache, tmp_path / "b", 2.0, size_of_second)]
+    sources = [copies.add(weights) for weights in both]
+    for turn in (0, 1, 0, 1, 1, 0):
+        weights, image = both[turn], both[turn].mapped()
+        sources[turn].hand_out(image)
+        with copies:
+            for _, _, tensor in views.tensors(weights, image):
+                assert sources[turn].find(tensor) and not sources[1 - turn].find(tensor)
+                loaded = torch.zeros(tensor.shape).copy_(tensor)
+        assert loaded.unique().tolist() == [turn + 1.0]
+        del image, tensor
+    for weights in both:
+        weights.close()
