@@ -66,12 +66,16 @@ def served_model(url: str) -> str:
 
 def served_models(url: str) -> dict[str, int]:
     """The models that are served, each with its context in tokens, 0 where the server does not say; none if no slot is
-    active, as asking would wake one. Raises NotRunning if nothing answers.
+    active, as asking would wake one. Raises NotRunning if nothing answers, or the key is not known there.
     """
     try:
         if httpx.get(f"{url}/health/ready", timeout=LOOK_S).status_code == 503:
             return {}
         answer = httpx.get(f"{url}/v1/models", timeout=LOOK_S, headers=key())
+        if answer.status_code in (401, 403):
+            raise NotRunning(
+                f"{url} answered {answer.status_code}: {answer.text[:300]}; give the key as OPENAI_API_KEY"
+            )
         cards = answer.json()["data"] if answer.status_code == 200 else []
         return {str(card["id"]): int(card.get("max_model_len") or 0) for card in cards}
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

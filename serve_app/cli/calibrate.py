@@ -36,6 +36,7 @@ def calibrate(
 
     Sends prompts of several lengths, one at a time, and asks for one token each.
     """
+    url = url.rstrip("/")
     model = model or burst_client.served_model(url)
     if not model:
         raise NotRunning("no slot is active, so nobody can say which model is served; name it with --model")
@@ -73,7 +74,8 @@ def _ask(url: str, model: str, length: int) -> float:
     """Seconds until the only token of a prompt that nobody has computed before."""
     body = {"model": model, "prompt": _prompt(length), "max_tokens": 1, "temperature": 0}
     begin = time.perf_counter()
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=burst_client.SILENT_S)
+    headers = burst_client.key()
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=burst_client.SILENT_S)
     if answer.status_code != 200:
         raise NotRunning(f"{url} answered {answer.status_code} to a prompt of {length} tokens: {answer.text[:300]}")
     return time.perf_counter() - begin

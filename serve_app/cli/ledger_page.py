@@ -229,14 +229,13 @@ def _line(transition: Transition, one: Interval) -> Line:
     took_s = one.end_s - one.start_s
     said = [seconds(took_s), f"from {seconds(max(0.0, one.start_s - transition['start_s']))} on"]
     said += [_attribute(name, value) for name, value in one.attributes.items() if value != ""]
-    moved = one.attributes.get("bytes")
-    if isinstance(moved, int) and moved and took_s > 0:
-        said.append(f"{moved / took_s / 1e9:.2f} GB/s")
     said += [f"failed: {one.error}"] if one.error else []
     return Line(f"rank {one.rank}" if one.rank >= 0 else "slot", ", ".join(said))
 
 
 def _attribute(name: str, value: Any) -> str:
+    if name == "gb_per_s":
+        return f"{value} GB/s"
     shown = gigabytes(value) if name == "bytes" and isinstance(value, int) else value
     return f"{name} {shown}"
 

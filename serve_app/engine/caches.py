@@ -56,16 +56,16 @@ def filled_by() -> tuple[str, ...]:
     return tuple(sorted(file.name for file in (directory() / "filled_by").glob("*")))
 
 
-def kv_key(model: ModelConfig, config: Mapping[str, Any], gpus: list[GpuUse], siblings: int) -> str:
+def kv_key(model: ModelConfig, config: Mapping[str, Any], gpus: list[GpuUse], others_gb: float) -> str:
     """What the memory left for the KV cache depends on: model, engine settings, versions, GPUs, and who else is there.
 
     Args:
-        config: the model's `config.json`. siblings: other engines of the same slot.
+        config: the model's own. others_gb: what the slot's other engines may hold of a GPU asleep.
     """
     parts = {
         "engine_kwargs": model.engine_kwargs,
         "model": config,
-        "siblings": siblings,
+        "others_gb": others_gb,
         "gpus": sorted((gpu.name, gpu.total) for gpu in gpus),
         "versions": [_version(name) for name in ("vllm", "torch")],
     }

@@ -6,7 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.engine import caches
 from serve_app.engine.base import Unused
@@ -53,10 +53,11 @@ class GpuMemory:
         """Set the KV cache to the size that an earlier start measured, if any did: this one need not measure again."""
         if self._slot.gpus < 1 or args.kv_cache_memory_bytes is not None:
             return
-        config = json.loads((Path(source) / "config.json").read_text())
+        config = _configuration(Path(source))
         gpus = nvml.read(nvml.visible()[: int(self._slot.gpus)])
         self._leave_room(args, min(gpu.total for gpu in gpus))
-        self._key = caches.kv_key(self._model, config, gpus, self._siblings.count)
+        others = self._siblings.count * self._slot.asleep_gpu_gb
+        self._key = caches.kv_key(self._model, config, gpus, others)
         args.kv_cache_memory_bytes = caches.remembered_kv_bytes(self._key)
         self._remembered = args.kv_cache_memory_bytes is not None
 
@@ -89,3 +90,9 @@ class GpuMemory:
         for rank, held_bytes in enumerate(self.held):
             if held_bytes > allowed:
                 raise MemoryNotReturned(rank, held_bytes, allowed)
+
+
+def _configuration(directory: Path) -> dict[str, Any]:
+    """The model's, as Hugging Face or Mistral keep it; empty if neither does."""
+    found = [directory / name for name in ("config.json", "params.json") if (directory / name).is_file()]
+    return dict(json.loads(found[0].read_text())) if found else {}

@@ -25,11 +25,15 @@ record_communicator(gpu_worker)
 
 
 class _Sleeping(gpu_worker.Worker):
-    """Level 1 in two calls, as `VllmEngine.wake` makes them: "weights" starts the copies, "kv_cache" waits for them."""
+    """Level 1 in two calls, as `VllmEngine.wake` makes them: "weights" starts the copies, "kv_cache" waits for them.
+
+    vLLM 0.32 waits for them in the first call already; there only the mapping between the weights overlaps.
+    """
 
     device: torch.device
     vllm_config: Any
     _copies: OverlappedCopies | None = None
+    _waking = False
     _direct: DirectCopies | None = None
 
     def init_device(self) -> None:
@@ -49,7 +53,8 @@ class _Sleeping(gpu_worker.Worker):
         connector = self.vllm_config.kv_transfer_config is not None
         with self._copies.started(), nullcontext() if connector else plain_memory(cumem):
             super().wake_up(tags)
-        if tags is None or "kv_cache" in tags:
+        self._waking = tags is not None and "kv_cache" not in tags
+        if not self._waking:
             _note(self._copies.finish())
             self._note_direct()
 
@@ -60,9 +65,11 @@ class _Sleeping(gpu_worker.Worker):
         self._note_direct()
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """As at the start."""
+        """As at the start; in the middle of a wake-up nobody waits for the copies yet."""
         with self._directly():
             super().reload_weights(*args, **kwargs)
+        if not self._waking:
+            self._note_direct()
 
     @contextmanager
     def _directly(self) -> Iterator[None]:

@@ -43,7 +43,8 @@ class StagedWorker:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with self._stage(Stage.WEIGHTS_LOAD) as record:
             super().load_model(*args, **kwargs)  # type: ignore[misc]
-            self._note_weights(record)
+            record["bytes"] = self._weight_bytes()
+            record["gb_per_s"] = gb_per_s(record["bytes"], time.time() - record["start_s"])
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         with self._stage(Stage.KV_ALLOCATE):
@@ -65,7 +66,7 @@ class StagedWorker:
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         with self._stage(Stage.WAKE_WEIGHTS) as record:
             super().reload_weights(*args, **kwargs)  # type: ignore[misc]
-            self._note_weights(record)
+            record["bytes"] = self._weight_bytes()  # at what rate, `weights.copy` says: copies may still be under way
 
     def check_communicator(self) -> None:
         """Reduce ones over all groups that the model uses. Every rank must call it at the same time.
@@ -117,11 +118,10 @@ class StagedWorker:
         finally:
             record["duration_s"] = time.time() - record["start_s"]
 
-    def _note_weights(self, record: Record) -> None:
-        """Bytes of this rank's parameters, and how fast they came."""
+    def _weight_bytes(self) -> int:
+        """Of this rank's parameters."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
-        record["bytes"] = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        record["gb_per_s"] = gb_per_s(record["bytes"], time.time() - record["start_s"])
+        return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def record_outside(stage: Stage, start_s: float, **attributes: Any) -> None:

@@ -20,8 +20,8 @@ from serve_app.engine.gpu_memory import GpuMemory
 from serve_app.engine.imports import api_modules, import_vllm
 from serve_app.engine.merging import merge_under_load
 from serve_app.engine.stats import LastStats, prometheus_loggers, stat_logger
+from serve_app.engine.worker_spans import WorkerSpans
 from serve_app.errors import EngineError, OutOfMemory, ServeAppError
-from serve_app.telemetry import spans
 from serve_app.telemetry.stages import Stage
 from serve_app.telemetry.tracing import StageRecord, stage
 from serve_app.weights import checkpoint
@@ -84,7 +84,7 @@ class VllmEngine:
         self._weights: Weights | None = None
         self._gpu = GpuMemory(model, slot, siblings)
         self._stats = LastStats()
-        self._spans: dict[Stage, str] = {}  # the last span of each stage, for what the workers did in it
+        self._spans = WorkerSpans(slot.nodes)
 
     async def start(self) -> None:
         """Build the engine until it can serve.
@@ -176,7 +176,7 @@ class VllmEngine:
         if self._asleep is not None:
             await self.wake_with(self._loaded)
         with self._translated(Stage.SLEEP):
-            self._spans[Stage.SLEEP] = spans.current_traceparent()
+            self._spans.note(Stage.SLEEP)
             self._asleep = tier
             await self._alive.sleep(level=_LEVELS[tier], mode="wait")
             await self._alive.reset_prefix_cache()  # its blocks are gone; here no request can be in the way
@@ -199,7 +199,7 @@ class VllmEngine:
 
     async def _wake_up(self, files: ModelFiles) -> None:
         tier = self._asleep.value if self._asleep else ""
-        self._spans[Stage.WEIGHTS_COPY] = spans.current_traceparent()  # they overlap with both stages
+        self._spans.note(Stage.WEIGHTS_COPY)  # they overlap with both stages
         with self._step(Stage.WAKE_WEIGHTS, tier=tier):
             await self._alive.wake_up(["weights"])
             if self._asleep is Tier.DISK:
@@ -216,7 +216,7 @@ class VllmEngine:
         self._has_had_others = self._has_had_others or files != self._own
         path = {"weights_path": files.directory} if self._has_had_others else {}
         self._loaded = files
-        self._spans[Stage.WEIGHTS_COPY] = spans.current_traceparent()
+        self._spans.note(Stage.WEIGHTS_COPY)
         await self._alive.collective_rpc("reload_weights", kwargs=path)
         if self._alive.vllm_config.lora_config is not None:
             # Every model counts its adapters from 1. vLLM loads them again, from their paths, as they are asked for.
@@ -232,12 +232,7 @@ class VllmEngine:
         with self._translated(Stage.ENGINE_CORE):
             ranks: list[list[dict[str, Any]]] = await self._alive.collective_rpc("take_stages")
         records = [_worker_record(values) for rank in ranks for values in rank]
-        for record in records:
-            parent = self._spans.get(record.stage) or self._spans.get(Stage.ENGINE_CORE, "")
-            span = spans.open_span(
-                record.stage, record.attributes | {"rank": record.rank}, parent=parent, start_s=record.start_s
-            )
-            span.end(end_s=record.start_s + record.duration_s)
+        self._spans.export(records)
         self._gpu.learn(records)
         return records
 
@@ -299,7 +294,7 @@ class VllmEngine:
         """Run the body as a stage, its errors translated."""
         with stage(name, model=self.loaded) as record, self._translated(name):
             record.attributes.update(attributes)
-            self._spans[name] = spans.current_traceparent()
+            self._spans.note(name)
             yield record
 
     @contextlib.contextmanager

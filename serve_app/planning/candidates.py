@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from serve_app.config import Tier
@@ -147,17 +147,6 @@ def _live(asked: Question, candidate: Candidate) -> LiveSettings:
         promote_when=PromoteWhen(in_flight=asked.soft),
         deadlines=Deadlines(),
     )
-
-
-def answers(
-    asked: Question, trace: Sequence[TraceRequest], span_s: float, told: Callable[[Answer], None] = lambda _: None
-) -> list[Answer]:
-    """All candidates, simulated one after the other; `told` hears of each."""
-    found = []
-    for candidate in candidates(asked):
-        found.append(answer(asked, candidate, trace, span_s))
-        told(found[-1])
-    return found
 
 
 def frontier(found: Sequence[Answer]) -> list[Answer]:

@@ -14,7 +14,8 @@ from serve_app.errors import ConfigError
 METRIC = "ray_serve_num_http_requests_total"
 # Prometheus answers at most 11,000 points of a series.
 MOST_POINTS = 10_000
-LEAST_STEP_S = 15
+# An increase takes two points of the counter, so a step must be longer than twice the time between scrapes.
+LEAST_STEP_S = 60
 TIMEOUT_S = 60.0
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -67,5 +68,8 @@ def _counts(series: list[dict[str, object]], start_s: float, step_s: int, steps:
             if 0 <= index < len(counts) and float(value) > 0:
                 counts[index] += float(value)
     if not any(counts):
-        raise ConfigError(f"--prometheus {url}: {metric} has not grown in that time; name another by --metric")
+        raise ConfigError(
+            f"--prometheus {url}: {metric} has not grown in that time; name another by --metric, or a longer "
+            f"--since if it is scraped less often than every {step_s // 2} s"
+        )
     return Counts(float(step_s), counts)

@@ -39,7 +39,7 @@ def ensure() -> None:
     raylet = os.getppid()
     if spare.waiting(raylet):
         return
-    order = spare.order(raylet, {k: v for k, v in os.environ.items() if k.startswith(_READ_AT_IMPORT)})
+    order = spare.order(raylet, read_at_import())
     try:
         _prestart_worker()
     except Exception as error:  # not an interface that Ray promises to keep
@@ -52,6 +52,12 @@ def ensure() -> None:
             "the next slot of this node will import vLLM by itself: start Ray with RAY_preload_python_modules=%s",
             PRELOAD_MODULE,
         )
+
+
+def read_at_import() -> dict[str, str]:
+    """Variables that must be set before vLLM is imported. No secrets (HF_TOKEN): they go through a file."""
+    read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in read.items() if not name.endswith(("TOKEN", "KEY", "SECRET", "PASSWORD"))}
 
 
 def _prestart_worker() -> None:

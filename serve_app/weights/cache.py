@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -226,5 +226,8 @@ def _read(checkpoint: Checkpoint, expected: Manifest | None, target: memoryview)
 
 def _entries(folder: Path) -> list[tuple[Path, int]]:
     """What is in the cache, with its bytes, the one that was used longest ago first."""
-    found = [(entry, entry.stat()) for entry in folder.iterdir()]
+    found: list[tuple[Path, os.stat_result]] = []
+    for entry in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process has just removed it
+            found.append((entry, entry.stat()))
     return [(entry, stat.st_size) for entry, stat in sorted(found, key=lambda item: item[1].st_mtime_ns)]

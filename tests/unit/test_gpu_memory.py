@@ -92,9 +92,20 @@ def test_other_settings_other_gpus_and_other_models_have_other_records() -> None
         caches.kv_key(MODEL, {"a": 1}, [H200, H200], 0),
         caches.kv_key(MODEL, {"a": 1}, [other_gpu], 0),
         caches.kv_key(other_model, {"a": 1}, [H200], 0),
-        caches.kv_key(MODEL, {"a": 1}, [H200], 1),
+        caches.kv_key(MODEL, {"a": 1}, [H200], 6.0),
+        caches.kv_key(MODEL, {"a": 1}, [H200], 12.0),  # each of the others may hold more asleep
     }
-    assert len(keys) == 6
+    assert len(keys) == 7
+
+
+def test_a_model_in_mistrals_own_format_has_a_record_too(machine: Path) -> None:
+    """It has params.json instead of config.json."""
+    (machine / "config.json").rename(machine / "params.json")
+    first, _ = start(machine, SlotConfig(gpus=1))
+    first.learn(profiled(90_000_000_000))
+    assert start(machine, SlotConfig(gpus=1))[1].kv_cache_memory_bytes
+    (machine / "params.json").write_text(json.dumps({"dim": 2}))
+    assert start(machine, SlotConfig(gpus=1))[1].kv_cache_memory_bytes is None
 
 
 def test_an_engine_leaves_room_for_its_siblings_asleep(machine: Path) -> None:

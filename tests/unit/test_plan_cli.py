@@ -90,6 +90,7 @@ class Prometheus(BaseHTTPRequestHandler):
         known = "requests_total" in asked["query"]
         values = [[float(asked["start"]) + step * index, "10"] for index in range(2)] if known else []
         assert values == [] or values[-1][0] <= end
+        assert step >= 60, "shorter than twice the usual time between scrapes: `increase` is empty then"
         body = json.dumps(
             {"status": "success", "data": {"result": [{"metric": {}, "values": values}] if values else []}}
         )

@@ -174,8 +174,12 @@ def test_nothing_is_lost_whatever_comes(rows: list[tuple[float, int, int]]) -> N
     assert all(first_s >= 0 for first_s in result.first_s)
 
 
+def all_answers(trace: Sequence[TraceRequest]) -> list[Answer]:
+    return [candidates.answer(ASKED, one, trace, SPAN_S) for one in candidates.candidates(ASKED)]
+
+
 def test_the_frontier_has_what_nothing_else_beats() -> None:
-    found = candidates.answers(ASKED, bursts(12), SPAN_S)
+    found = all_answers(bursts(12))
     best = candidates.frontier(found)
     assert best and all(not (other.gpu_h <= one.gpu_h and other.p99_s < one.p99_s) for one in best for other in found)
     assert [one.gpu_h for one in best] == sorted(one.gpu_h for one in best)
@@ -183,7 +187,7 @@ def test_the_frontier_has_what_nothing_else_beats() -> None:
 
 def test_what_a_standby_buys_is_counted_against_one_fewer() -> None:
     """The first one against the cold baseline, whose violations it avoids."""
-    found = candidates.answers(ASKED, bursts(12, tokens=2000), SPAN_S)
+    found = all_answers(bursts(12, tokens=2000))
     first, *others = candidates.steps(found, Tier.HOST, 10.0)
     by_count = {one.candidate.standby: one for one in found if one.candidate.kind == POOL}
     cold = next(one for one in found if one.candidate.kind == COLD)

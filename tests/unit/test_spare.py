@@ -11,6 +11,7 @@ import pytest
 
 from serve_app.engine import spare
 from serve_app.errors import EngineError
+from serve_app.slot.spare import read_at_import
 
 RAYLET = os.getpid()  # any process that lives
 
@@ -37,6 +38,14 @@ def test_an_order_is_taken_once_and_whoever_has_it_is_a_spare() -> None:
     assert spare.is_ready(RAYLET)
     spare.taken(RAYLET)
     assert spare.waiting(RAYLET) == []
+
+
+def test_no_secret_is_in_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a file; a spare that needs a token has it from Ray."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    read = read_at_import()
+    assert read["HF_HUB_OFFLINE"] == "1" and "hf_secret" not in read.values()
 
 
 def test_dead_spares_do_not_count_and_dead_raylets_leave_nothing() -> None:

@@ -81,7 +81,7 @@ def test_otlp_trace_is_the_tree_that_the_ledger_shows() -> None:
     assert cold["resource"]["service.instance.id"] == "k3x9"
     assert hot["attributes"]["serve_app.reason"] == "6 requests held"
     [load] = [span for span in found if span["name"] == Stage.WEIGHTS_LOAD]
-    assert load["attributes"] == {"serve_app.bytes": 16 * made.GB, "serve_app.rank": 0}
+    assert load["attributes"] == {"serve_app.bytes": 16 * made.GB, "serve_app.gb_per_s": 4.0, "serve_app.rank": 0}
     assert load["end_s"] - load["start_s"] == pytest.approx(2.0)
 
 
@@ -121,7 +121,7 @@ def test_chrome_trace_has_a_track_for_the_slot_and_one_for_each_rank() -> None:
         "kv_cache.allocate",
         "graph.capture",
     ]
-    assert found["rank 0"][2]["args"] == {"bytes": 8 * made.GB}
+    assert found["rank 0"][2]["args"] == {"bytes": 8 * made.GB, "gb_per_s": 4.0}
     assert found["rank 0"][2]["dur"] == 2_000_000
 
 

@@ -51,7 +51,9 @@ def cold_start(slot: str = "k3x9", ranks: int = 2, slower: float = 1.0) -> dict[
         for one in (
             record(Stage.DEVICE_CONTEXT, 6.0, 1.5, rank),
             record(Stage.COMM_INIT, 6.5, 0.8, rank),
-            record(Stage.WEIGHTS_LOAD, 7.6, load_s * (1 + rank / ranks / 4), rank, bytes=16 * GB // ranks),
+            record(
+                Stage.WEIGHTS_LOAD, 7.6, load_s * (1 + rank / ranks / 4), rank, bytes=16 * GB // ranks, gb_per_s=4.0
+            ),
             record(Stage.KV_ALLOCATE, 8 + load_s * 1.5, 0.3, rank),
             record(Stage.GRAPH_CAPTURE, 8.5 + load_s * 1.5, 1.4, rank),
         )
