@@ -14,6 +14,7 @@ from serve_app.engine.base import Fingerprint
 from serve_app.errors import Refused
 from serve_app.live import LiveSettings, Verify
 from serve_app.pool import decide, eta, holdings, presence, publishing, takeover
+from serve_app.pool.breaker import Breaker
 from serve_app.pool.capacity import Outlook
 from serve_app.pool.decide import Order
 from serve_app.pool.evacuate import evacuate
@@ -74,7 +75,7 @@ class PoolBook:
     assigned: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     meter: StandbyMeter = field(default_factory=StandbyMeter)
     anchors: dict[str, Fingerprint] = field(default_factory=dict)
-    golden_failures: set[str] = field(default_factory=set)
+    breaker: Breaker = field(default_factory=Breaker)
     prepare: Callable[[str, Command], Command] = lambda _, command: command
     ledger: deque[tuple[str, Transition]] = field(default_factory=lambda: deque(maxlen=LEDGER_LENGTH))
     finishing: dict[str, Transition] = field(default_factory=dict)
@@ -109,8 +110,7 @@ class PoolBook:
         new = record.heard(report, self.epoch, now) or new
         if report.engines:
             self.assigned.pop(report.slot, None)
-        if report.golden_failed:
-            self.golden_failures.add(report.slot)
+        self.breaker.on_report(report, now)
         for transition in report.transitions:
             self._enter(report.slot, transition)
         return new
@@ -320,9 +320,13 @@ class PoolBook:
         return RouterView(waiting, need.seen)
 
     @property
+    def golden_failed(self) -> int:
+        """How many failed the golden check lately that have no hardware in common."""
+        return self.breaker.count(self._now)
+
+    @property
     def breaker_open(self) -> bool:
-        """So many different slots failed the golden check that the check itself is the likelier culprit."""
-        return len(self.golden_failures) >= self.live.breaker_failures
+        return self.golden_failed >= self.live.breaker_failures
 
     @property
     def verify(self) -> Verify:

@@ -56,7 +56,7 @@ def samples(book: PoolBook, gpus: float, pending: Mapping[str, float]) -> Iterat
         yield Sample(metrics.GPUS, (state,), count * gpus)
     for trouble in Trouble:
         yield Sample(metrics.SLOT_PENDING_SECONDS, (str(trouble),), pending.get(str(trouble), 0.0))
-    yield Sample(metrics.GOLDEN_FAILED, (), len(book.golden_failures))
+    yield Sample(metrics.GOLDEN_FAILED, (), book.golden_failed)
     yield Sample(metrics.BREAKER_OPEN, (), book.breaker_open)
     yield Sample(metrics.FROZEN, (), book.frozen)
     yield from _sleeping(book)

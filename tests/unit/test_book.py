@@ -11,6 +11,7 @@ from serve_app.config import Tier
 from serve_app.errors import ServeAppError
 from serve_app.live import LiveModel, LiveSettings, PromoteWhen, SlotCounts, Verify
 from serve_app.pool import book as book_module
+from serve_app.pool import breaker
 from serve_app.pool.book import (
     GRACE_S,
     LEDGER_LENGTH,
@@ -478,11 +479,58 @@ def test_book_breaker_turns_enforce_into_warn_after_failures_on_different_slots(
     assert told.book.verify is Verify.WARN
 
 
+@pytest.mark.parametrize(
+    ("where", "counted"),
+    [
+        ([("g0",), ("g0",), ("g0",)], 1),  # Serve starts each new slot on the GPU that the last one has left
+        ([("g0", "g1"), ("g1", "g2"), ("g1", "g0")], 1),
+        ([("g0", "g1"), ("g2", "g3"), ("g1", "g2")], 2),
+        ([("g0",), ("g1",), ("g2",)], 3),
+        ([(), (), ()], 3),  # no GPU to suspect
+    ],
+)
+def test_book_breaker_counts_hardware_not_slots(where: list[tuple[str, ...]], counted: int) -> None:
+    """However many slots fail on one broken GPU, the check is not to blame."""
+    told = sighted("active")
+    for slot, gpus in zip("xyz", where, strict=True):
+        told.report(slot, "failed", golden_failed=True, gpus=gpus)
+        told.book.on_dead(slot)
+    assert told.book.golden_failed == counted
+    assert told.book.breaker_open is (counted == 3)
+
+
+def test_book_breaker_takes_the_nodes_of_a_slot_that_spans_them_for_its_hardware() -> None:
+    """Only its workers know their GPUs; a new slot in its place is on the same nodes."""
+    told = sighted("active")
+    for slot in "xyz":
+        told.report(slot, "failed", golden_failed=True, ranks=("node0", "node1"))
+    assert told.book.golden_failed == 1
+
+
+def test_book_breaker_forgets_failures_but_not_slots_that_still_differ() -> None:
+    """Failures hours apart are three bad GPUs; slots that differ and serve (it only warns) are still a bad check."""
+    told = sighted("active")
+    for slot in "xyz":
+        told.report(slot, "failed", golden_failed=True)
+        told.book.on_dead(slot)
+        told.step(breaker.FORGET_S + 1)
+    assert told.book.golden_failed == 0
+    for _ in range(3):
+        for slot in "xyz":
+            told.report(slot, "active", golden_failed=True)
+        told.step(breaker.FORGET_S)
+    assert told.book.verify is Verify.WARN
+    told.step(1)
+    assert told.book.verify is Verify.ENFORCE
+
+
 def test_book_breaker_leaves_other_settings_of_verify_alone() -> None:
     """`off` stays off."""
     told = sighted("active")
     told.book.live = told.book.live.model_copy(update={"verify": Verify.OFF})
-    told.book.golden_failures |= {"a", "b", "c"}
+    for slot in "abc":
+        told.report(slot, "failed", golden_failed=True)
+    assert told.book.breaker_open
     assert told.book.verify is Verify.OFF
 
 
