@@ -41,7 +41,7 @@ ROUTER_LEASE_S = 2.0
 OVERDUE_S = 0.6
 # A new coordinator orders and publishes nothing for this long, unless every slot has reported before.
 GRACE_S = 2.0
-# ... and this long while `Pool` has not handed over the live settings.
+# ... and this long while `Pool` has not handed over the live settings; then it adds capacity, and takes none away.
 UNCONFIGURED_S = 10.0
 # What a refill takes, as long as no cold start has been measured.
 REFILL_S = 60.0
@@ -196,7 +196,7 @@ class PoolBook:
         """How many slots there should be, for the autoscaling policy; and a standby to retire first, if any."""
         self._asked, self._now = current, now
         self._missed = self._missed or self._is_missing
-        if self.blind(now):
+        if self.blind(now) or not self.configured:
             return PoolTarget(current, blind=True), None
         view = self.view()
         wanted = decide.wanted_slots(view, self.live)
@@ -272,6 +272,7 @@ class PoolBook:
             frozen=self.frozen,
             room=self.outlook.room,
             possible=self.outlook.possible,
+            configured=self.configured,
         )
 
     def _records(self, settled_s: float) -> list[SlotRecord]:

@@ -138,6 +138,7 @@ class View:
         models: those that are configured, the first one being for requests that name none.
         soft: requests per active slot beyond which another slot should be promoted.
         standby: slots to keep beside the active ones.
+        configured: the settings are the user's; until `Pool` has handed them over they are defaults.
         room: slots that would fit now on the nodes that exist, beside those that Serve has been asked for.
         possible: slots that those nodes could hold if they were empty.
     """
@@ -151,6 +152,7 @@ class View:
     frozen: bool = False
     room: int = NO_LIMIT
     possible: int = NO_LIMIT
+    configured: bool = True
 
     def active(self, model: str) -> list[SlotView]:
         return self._active.get(model, [])

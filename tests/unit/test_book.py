@@ -26,6 +26,7 @@ from serve_app.pool.messages import (
     EngineReport,
     ModelNeed,
     NeedReport,
+    PoolTarget,
     SlotReport,
     Transition,
     Verb,
@@ -313,13 +314,36 @@ def test_book_blind_ends_after_the_grace() -> None:
 
 
 def test_book_blind_without_settings_until_a_longer_grace() -> None:
-    """Without the live settings it waits longer, then works with the defaults."""
+    """Without the live settings it waits longer, then promotes by the defaults."""
     told = Told(configured=False)
     told.report("a", "standby")
     told.need()
     assert told.book.blind(told.now + GRACE_S)
     assert told.book.blind(told.now + UNCONFIGURED_S - 0.1)
     assert not told.book.blind(told.now + UNCONFIGURED_S)
+
+
+def test_book_unconfigured_adds_capacity_and_takes_none_away() -> None:
+    """A new coordinator without `Pool`: what it has instead of settings are defaults, and the pool stays."""
+    told = Told(configured=False)
+    for _ in range(3):
+        told.step(UNCONFIGURED_S)
+        orders = [order for slot in "abcd" for order in told.report(slot, "active")]
+        orders += [order for slot in "ef" for order in told.report(slot, "standby")] + told.need()
+        assert orders == []
+        assert told.book.target(6, told.now) == (PoolTarget(6, blind=True), None)
+    assert told.need(1) == ["promote e"]
+
+
+def test_book_once_configured_takes_away_again() -> None:
+    """What was spared for want of settings goes by them."""
+    told = Told(configured=False)
+    for _ in range(3):
+        told.step(UNCONFIGURED_S)
+        assert [*told.report("a", "active"), *told.report("b", "active"), *told.need()] == []
+    told.book.configured = True
+    assert told.step() == ["drain a"]
+    assert not told.book.target(2, told.now)[0].blind
 
 
 def test_book_blind_target_is_the_current_one() -> None:

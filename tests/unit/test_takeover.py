@@ -126,6 +126,14 @@ def test_a_slot_of_another_model_is_taken_over(seen: View, expected: list[str]) 
     assert [order for order in orders(seen) if not order.startswith("shut")] == expected
 
 
+def test_without_settings_only_a_need_takes_a_slot_over() -> None:
+    """Before `Pool` has said what they are: the minimum of y is a guess, its held requests are not."""
+    minimum = view("active=x active=x", min_active={"y": 1})
+    assert orders(minimum) == ["drain a y"]
+    assert orders(replace(minimum, configured=False)) == []
+    assert orders(replace(view("active=x active=x", y=1), configured=False)) == ["drain a y"]
+
+
 def test_a_drain_for_another_model_is_called_back_only_if_that_one_does_not_need_it_any_more() -> None:
     """Else the two would pull it to and fro."""
     assert orders(view("draining=x:3>y", x=1, y=1)) == []
