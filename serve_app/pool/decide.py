@@ -200,8 +200,8 @@ def _add_capacity(view: View, settings: LiveSettings, plan: _Plan, model: ModelV
     """The cheapest capacity first: a drain called back, the warmest standby, then a slot of another model."""
     free, name = plan.free(view), model.model
     kept = [slot for slot in free if slot.can_be_kept and slot.model == name]
-    # One that drains for another model comes back only if that one has lost its need meanwhile.
-    kept = [slot for slot in kept if not slot.taken_for or not view.need(slot.taken_for)]
+    # One that drains for another model comes back only if that one has lost its need meanwhile, held or at its gate.
+    kept = [slot for slot in kept if not slot.taken_for or not (view.need(slot.taken_for) or slot.is_awaited)]
     if kept:
         plan.add(Verb.KEEP, max(kept, key=lambda slot: slot.in_flight), reason)
         return

@@ -83,6 +83,11 @@ class SlotView:
         return not self.leaving and bool(self.taken_for) and not self.is_coming and self.state is not State.STANDBY
 
     @cached_property
+    def is_awaited(self) -> bool:
+        """Requests at its gate are for the model that it is on the way to; no other slot can serve those."""
+        return bool(self.at_gate) and self.gate_model == self.taken_for
+
+    @cached_property
     def is_fenced(self) -> bool:
         """Holds GPUs that nobody can use."""
         return self.fenced and not self.leaving and self.state is State.STARTING

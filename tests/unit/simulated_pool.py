@@ -32,10 +32,12 @@ SETTLED = (State.STANDBY, State.ACTIVE)
 MODELS = {"m": ("m",), "n": ("n",)}
 
 
-def live_settings(min_active: int = 0, demote_after_s: float = 0.5, soft: int = HARD) -> LiveSettings:
+def live_settings(
+    min_active: int = 0, demote_after_s: float = 0.5, soft: int = HARD, min_active_n: int = 0
+) -> LiveSettings:
     return LiveSettings(
         slots=SlotCounts(min=1, max=5, standby=1, demote_after_s=demote_after_s, shrink_after_s=1, keep_model_s=KEEP_S),
-        models={"m": LiveModel(min_active=min_active), "n": LiveModel(min_active=0)},
+        models={"m": LiveModel(min_active=min_active), "n": LiveModel(min_active=min_active_n)},
         promote_when=PromoteWhen(in_flight=soft),
         hold=Hold(max_held_requests=MAX_HELD, max_hold_s=FOREVER_S),
     )

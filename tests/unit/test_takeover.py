@@ -140,6 +140,15 @@ def test_a_drain_for_another_model_is_called_back_only_if_that_one_does_not_need
     assert orders(view("draining=x:3>y", x=1)) == ["keep a"]
 
 
+@pytest.mark.parametrize("seen", [view("draining=y:1>x", y=9), view("draining=y:1>x", min_active={"y": 1})])
+def test_a_drain_for_requests_at_the_gate_is_not_called_back(seen: View) -> None:
+    """What is held for y can wait for another slot; they cannot."""
+    drained = replace(seen.slots[0], at_gate=1, gate_model="x")
+    assert orders(replace(seen, slots=(drained,))) == []
+    assert orders(replace(seen, slots=(replace(drained, at_gate=0),))) == ["keep a"]  # they have gone away
+    assert orders(replace(seen, slots=(replace(drained, gate_model="y"),))) == ["keep a"]
+
+
 def test_requests_at_the_gate_of_a_slot_that_has_moved_on_bring_it_back() -> None:
     """They were routed there before it changed its model and can be served nowhere else."""
     moved = replace(slot("a", "active=y@0"), at_gate=1, gate_model="x")
