@@ -123,10 +123,12 @@ class PoolBook:
         self.routers[need.router] = RouterRecord(need, now)
         return known is None or replace(known.need, seq=need.seq) != need
 
-    def on_dead(self, slot: str) -> None:
-        self.slots.pop(slot, None)
+    def on_dead(self, slot: str) -> bool:
+        """Returns whether nobody had told it to go."""
+        record = self.slots.pop(slot, None)
         self._ordered = []
         self.assigned.pop(slot, None)
+        return record is not None and not record.was_told_to_go
 
     def on_published(self, slot: str, around: Transition) -> None:
         """A promotion has reached every router: complete the slot's own entry, or wait for it.

@@ -223,9 +223,9 @@ class PoolCoordinator:
     async def _bury_dead_slots(self) -> None:
         for slot in self._book.suspects(time.monotonic()):
             if not await asyncio.to_thread(_actor_exists, self._book.slots[slot].report.actor):
-                log.warning("slot %s is dead", slot)
-                self._book.on_dead(slot)
-                self._observer.slot_died()
+                if self._book.on_dead(slot):
+                    log.warning("slot %s is dead", slot)
+                    self._observer.slot_died()
                 self._wanted.raised(1)  # Serve replaces it
 
 

@@ -135,6 +135,12 @@ class SlotRecord:
         )
 
     @property
+    def was_told_to_go(self) -> bool:
+        """By us, or by Serve: then it went on reporting after routers had lost it. One that dies falls silent first."""
+        removed = self.absent_since_s is not None and self.heard_s >= self.absent_since_s
+        return removed or self.report.state is State.RETIRING
+
+    @property
     def engines(self) -> list[EngineReport]:
         """Those that it could still wake."""
         return [engine for engine in self.report.engines if not engine.error]

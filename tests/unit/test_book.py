@@ -488,6 +488,17 @@ def test_book_suspects_are_silent_slots_and_those_found_dead() -> None:
     assert told.book.command_for("a") is None
 
 
+def test_book_dead_slot_that_was_told_to_go_has_not_crashed() -> None:
+    """What Serve removes reports until its process ends; what dies falls silent before Serve takes it off its list."""
+    told = sighted("active", "standby", "retiring", "standby")
+    told.step(0.25)
+    told.need(slots=frozenset({"d"}))
+    told.step(0.25)
+    told.report("a", "active")
+    assert [told.book.on_dead(slot) for slot in "abcd"] == [False, True, False, True]
+    assert not told.book.on_dead("nobody")
+
+
 # Golden check and breaker.
 
 
