@@ -6,7 +6,7 @@ coordinator starts with an empty book and learns everything from the reports tha
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from serve_app.pool import decide, eta, holdings, presence, publishing, takeover
 from serve_app.pool.breaker import Breaker
 from serve_app.pool.capacity import Outlook
 from serve_app.pool.decide import Order
+from serve_app.pool.entries import Entries
 from serve_app.pool.evacuate import evacuate
 from serve_app.pool.holdings import Budget, Holdings, ModelCost
 from serve_app.pool.messages import (
@@ -25,7 +26,6 @@ from serve_app.pool.messages import (
     PoolTarget,
     RoleMap,
     SlotReport,
-    Transition,
     Verb,
     Welcome,
 )
@@ -45,8 +45,6 @@ GRACE_S = 2.0
 UNCONFIGURED_S = 10.0
 # What a refill takes, as long as no cold start has been measured.
 REFILL_S = 60.0
-# Transitions kept for the ledger, over all slots.
-LEDGER_LENGTH = 200
 
 
 @dataclass
@@ -58,7 +56,7 @@ class PoolBook:
         assigned: what each slot was told to hold, until it says so itself.
         prepare: may complete a new command for a slot before it is sent; the coordinator adds the trace.
         going: ids of the nodes that are being drained.
-        finishing: what is known of promotions whose slot has not reported them yet: stages, start and end (wall clock).
+        entries: what slots have finished.
     """
 
     epoch: int
@@ -77,15 +75,13 @@ class PoolBook:
     anchors: dict[str, Fingerprint] = field(default_factory=dict)
     breaker: Breaker = field(default_factory=Breaker)
     prepare: Callable[[str, Command], Command] = lambda _, command: command
-    ledger: deque[tuple[str, Transition]] = field(default_factory=lambda: deque(maxlen=LEDGER_LENGTH))
-    finishing: dict[str, Transition] = field(default_factory=dict)
+    entries: Entries = field(default_factory=Entries)
     role_map: RoleMap = field(default_factory=RoleMap)
     _op: int = 0
     _asked: int = 0
     _missed: bool = False
     _now: float = 0.0
     _peaks: Peaks = field(default_factory=Peaks)
-    _typical_s: dict[str, float] = field(default_factory=dict[str, float])
     _quiet: defaultdict[str, Since] = field(default_factory=lambda: defaultdict(Since))
     _short: Since = field(default_factory=Since)
     _surplus: Since = field(default_factory=Since)
@@ -112,7 +108,7 @@ class PoolBook:
             self.assigned.pop(report.slot, None)
         self.breaker.on_report(report, now)
         for transition in report.transitions:
-            self._enter(report.slot, transition)
+            self.entries.add(report.slot, transition)
         return new
 
     def on_need(self, need: NeedReport, now: float) -> bool:
@@ -129,18 +125,6 @@ class PoolBook:
         self._ordered = []
         self.assigned.pop(slot, None)
         return record is not None and not record.was_told_to_go
-
-    def on_published(self, slot: str, around: Transition) -> None:
-        """A promotion has reached every router: complete the slot's own entry, or wait for it.
-
-        Args:
-            around: the whole promotion's times, with the stages that happened outside the slot.
-        """
-        self.finishing[slot] = around
-        for index, (name, transition) in enumerate(self.ledger):
-            if name == slot and transition.kind == around.kind and transition.start_s >= around.start_s:
-                self.ledger[index] = (slot, _merged(transition, self.finishing.pop(slot)))
-                return
 
     def suspects(self, now: float) -> list[str]:
         """Slots worth asking Ray about: silent for too long, or found dead by a router."""
@@ -292,7 +276,7 @@ class PoolBook:
         """How many to keep: as set, or as many as could have been needed before a new slot had replaced one."""
         if self.live.slots.standby != "auto":
             return self.live.slots.standby
-        return max(1, self._peaks.largest_rise(self._typical_s.get(Stage.COLD_START, REFILL_S)))
+        return max(1, self._peaks.largest_rise(self.entries.typical_s.get(Stage.COLD_START, REFILL_S)))
 
     def slot_view(self, slot: str) -> SlotView | None:
         """One slot as decisions see it; None if it is not known."""
@@ -357,21 +341,12 @@ class PoolBook:
         self.slots[order.slot].ordered(command)
         return command
 
-    def _enter(self, slot: str, transition: Transition) -> None:
-        """Add to the ledger, once: a report whose answer was lost comes twice."""
-        around = self.finishing.get(slot)
-        if around is not None and around.kind == transition.kind and transition.start_s >= around.start_s:
-            transition = _merged(transition, self.finishing.pop(slot))
-        if not any(name == slot and transition.is_same(known) for name, known in self.ledger):
-            self.ledger.append((slot, transition))
-            self._typical_s = eta.typical_s(known for _, known in self.ledger)
-
     def _publish(self, view: View) -> bool:
         """Publish the role map if it says something new, and note for each slot since when it is not routed to.
 
         Returns whether anything may be different from `view` now.
         """
-        retry_s = eta.retry_after_s(view.under_way, self._typical_s)
+        retry_s = eta.retry_after_s(view.under_way, self.entries.typical_s)
         said = (self.live, retry_s, *(self.slots[slot.slot].said for slot in view.slots))
         if said == self._said:
             return False
@@ -392,9 +367,3 @@ class PoolBook:
     def __repr__(self) -> str:
         states = ", ".join(f"{name} {record.report.state}" for name, record in sorted(self.slots.items()))
         return f"<PoolBook v{self.role_map.version[1]} [{states}] {len(self.routers)} routers>"
-
-
-def _merged(inner: Transition, around: Transition) -> Transition:
-    """A slot's part of a promotion inside the whole of it."""
-    stages = sorted((*around.stages, *inner.stages), key=lambda record: record.start_s)
-    return replace(inner, start_s=around.start_s, duration_s=around.duration_s, stages=tuple(stages))

@@ -34,7 +34,7 @@ def of_book(book: PoolBook, now: float, gpus: float, *, ledger: bool) -> dict[st
         "models": _models(book, gpus),
         "live": book.live.model_dump(mode="json"),
         "slots": [_slot(record, now) for _, record in sorted(book.slots.items())],
-        "ledger": [{"slot": slot} | asdict(transition) for slot, transition in book.ledger] if ledger else [],
+        "ledger": [{"slot": slot} | asdict(transition) for slot, transition in book.entries.ledger] if ledger else [],
     }
 
 

@@ -14,12 +14,12 @@ from serve_app.pool import book as book_module
 from serve_app.pool import breaker
 from serve_app.pool.book import (
     GRACE_S,
-    LEDGER_LENGTH,
     OVERDUE_S,
     ROUTER_LEASE_S,
     UNCONFIGURED_S,
     PoolBook,
 )
+from serve_app.pool.entries import LEDGER_LENGTH
 from serve_app.pool.lifecycle import State
 from serve_app.pool.messages import (
     Command,
@@ -142,7 +142,7 @@ def test_book_ledger_takes_a_transition_once() -> None:
     told.report("a", "active", transitions=(done[0],))
     told.report("a", "active", transitions=(*done, instant))
     told.report("a", "active", transitions=(*done, instant))
-    assert list(told.book.ledger) == [("a", done[0]), ("a", done[1]), ("a", instant)]
+    assert list(told.book.entries.ledger) == [("a", done[0]), ("a", done[1]), ("a", instant)]
 
 
 def test_book_ledger_is_bounded() -> None:
@@ -150,8 +150,8 @@ def test_book_ledger_is_bounded() -> None:
     told = sighted("standby")
     for index in range(LEDGER_LENGTH + 5):
         told.report("a", "standby", transitions=(Transition("promotion", float(index), 0.4),))
-    assert len(told.book.ledger) == LEDGER_LENGTH
-    assert told.book.ledger[-1][1].start_s == LEDGER_LENGTH + 4
+    assert len(told.book.entries.ledger) == LEDGER_LENGTH
+    assert told.book.entries.ledger[-1][1].start_s == LEDGER_LENGTH + 4
 
 
 # Commands under way.
