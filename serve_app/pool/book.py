@@ -55,7 +55,7 @@ class PoolBook:
         models: by id, what clients may call each; the first one is for requests that name none.
         assigned: what each slot was told to hold, until it says so itself.
         prepare: may complete a new command for a slot before it is sent; the coordinator adds the trace.
-        going: ids of the nodes that are being drained.
+        asked: how many slots Serve wanted when the policy asked last. going: ids of the nodes that are being drained.
         entries: what slots have finished.
     """
 
@@ -67,6 +67,7 @@ class PoolBook:
     configured: bool = False
     frozen: bool = False
     outlook: Outlook = field(default_factory=Outlook)
+    asked: int = 0
     going: frozenset[str] = frozenset()
     slots: dict[str, SlotRecord] = field(default_factory=dict)
     routers: dict[str, RouterRecord] = field(default_factory=dict)
@@ -78,7 +79,6 @@ class PoolBook:
     entries: Entries = field(default_factory=Entries)
     role_map: RoleMap = field(default_factory=RoleMap)
     _op: int = 0
-    _asked: int = 0
     _missed: bool = False
     _now: float = 0.0
     _peaks: Peaks = field(default_factory=Peaks)
@@ -180,7 +180,7 @@ class PoolBook:
 
     def target(self, current: int, now: float) -> tuple[PoolTarget, Command | None]:
         """How many slots there should be, for the autoscaling policy; and a standby to retire first, if any."""
-        self._asked, self._now = current, now
+        self.asked, self._now = current, now
         self._missed = self._missed or self._is_missing
         if self.blind(now) or not self.configured:
             return PoolTarget(current, blind=True), None
@@ -200,7 +200,7 @@ class PoolBook:
 
     @property
     def _is_missing(self) -> bool:
-        return self._asked > sum(1 for record in self.slots.values() if not record.leaving)
+        return self.asked > sum(1 for record in self.slots.values() if not record.leaving)
 
     def command_for(self, slot: str) -> Command | None:
         record = self.slots.get(slot)
@@ -256,7 +256,7 @@ class PoolBook:
             soft=soft if soft is not None else max(1, int(self.hard * 0.8)),
             standby=self._standby(),
             frozen=self.frozen,
-            room=self.outlook.room,
+            room=self.outlook.room_beside(self.asked),
             possible=self.outlook.possible,
             configured=self.configured,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -203,8 +204,9 @@ class PoolCoordinator:
         before, most = self._book.outlook.shortage, 2 * self._book.live.slots.max
         # Also as long as some had no place: they may have one now, or may be wanted no longer.
         missing = self._book.take_missing() or before is not None
+        asked = self._book.asked  # before the look, which may miss what is asked for meanwhile
         seen, self._book.going = await asyncio.to_thread(self._look, most, missing=missing)
-        self._book.outlook = seen
+        self._book.outlook = replace(seen, asked=asked)
         if seen.shortage is not None:
             self._wanted.missing(seen.shortage.trouble)
         if seen.shortage and (before is None or before.trouble is not seen.shortage.trouble):

@@ -27,7 +27,7 @@ def of_book(book: PoolBook, now: float, gpus: float, *, ledger: bool) -> dict[st
         "frozen": book.frozen,
         "breaker_open": book.breaker_open,
         "verify": str(book.verify),
-        "fits_another": book.outlook.room > 0,
+        "fits_another": book.outlook.room_beside(book.asked) > 0,
         "shortage": asdict(shortage) if shortage else None,
         "held": sum(router.need.waiting for router in book.routers.values()),
         "routers": len(book.routers),

@@ -19,6 +19,7 @@ from serve_app.pool.book import (
     UNCONFIGURED_S,
     PoolBook,
 )
+from serve_app.pool.capacity import Outlook
 from serve_app.pool.entries import LEDGER_LENGTH
 from serve_app.pool.lifecycle import State
 from serve_app.pool.messages import (
@@ -617,6 +618,15 @@ def test_book_target_refills_after_the_delay() -> None:
     assert told.book.target(2, told.now)[0].slots == 2
     assert told.book.target(2, told.now + 2.9)[0].slots == 2
     assert told.book.target(2, told.now + 3.0)[0].slots == 3
+
+
+def test_book_target_gives_room_away_once() -> None:
+    """The policy asks more often than the nodes are looked at: what it has just asked for has taken its part."""
+    told = sighted("active", "active", max=8, standby=3, refill_delay_s=0)
+    told.book.outlook = Outlook(room=1, possible=8, asked=2)
+    assert [told.book.target(current, told.now)[0].slots for current in (2, 3, 3)] == [3, 3, 3]
+    told.book.outlook = Outlook(room=1, possible=8, asked=3)  # another place has become free
+    assert [told.book.target(current, told.now)[0].slots for current in (3, 4)] == [4, 4]
 
 
 def test_book_target_retires_one_standby_and_follows_when_it_has_left() -> None:
