@@ -43,6 +43,8 @@ OVERDUE_S = 0.6
 GRACE_S = 2.0
 # ... and this long while `Pool` has not handed over the live settings; then it adds capacity, and takes none away.
 UNCONFIGURED_S = 10.0
+# Of an epoch, which is a time in nanoseconds: the part that is as good as random.
+OWN_PART = 1 << 20
 # What a refill takes, as long as no cold start has been measured.
 REFILL_S = 60.0
 
@@ -103,6 +105,7 @@ class PoolBook:
             self._ordered = []
         elif report.seq < record.report.seq:
             return False  # overtaken on the way
+        new = self._outdo(report.op[0]) or new
         new = record.heard(report, self.epoch, now) or new
         if report.engines:
             self.assigned.pop(report.slot, None)
@@ -117,7 +120,22 @@ class PoolBook:
         if known is not None and need.seq < known.need.seq:
             return False
         self.routers[need.router] = RouterRecord(need, now)
-        return known is None or replace(known.need, seq=need.seq) != need
+        return self._outdo(need.seen[0]) or known is None or replace(known.need, seq=need.seq) != need
+
+    def _outdo(self, epoch: int) -> bool:
+        """Slots and routers follow the highest epoch they have seen. One of a coordinator before us is higher than ours
+        if the wall clock has stepped back meanwhile; then what we have said counts only when it is said anew.
+        """
+        if epoch <= self.epoch:
+            return False
+        # Plus something of our own: two coordinators that outdo the same one, one after the other, must differ.
+        self.epoch, self._said = epoch + 1 + self.epoch % OWN_PART, ()
+        for record in self.slots.values():
+            record.unpublished()
+            if record.pending is not None:
+                self._op += 1
+                record.ordered(replace(record.pending, epoch=self.epoch, op=self._op))
+        return True
 
     def on_dead(self, slot: str) -> bool:
         """Returns whether nobody had told it to go."""
@@ -352,8 +370,8 @@ class PoolBook:
             return False
         self._said = said
         fresh = publishing.role_map(self.role_map, view, self.slots, self.models, self.live.hold, retry_s)
-        if fresh != self.role_map:
-            epoch, n = self.role_map.version
+        epoch, n = self.role_map.version
+        if fresh != self.role_map or epoch != self.epoch:
             self.role_map = replace(fresh, version=(self.epoch, n + 1 if epoch == self.epoch else 1))
         for name, record in self.slots.items():
             routed = name in self.role_map.active

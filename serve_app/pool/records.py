@@ -71,6 +71,12 @@ class SlotRecord:
             case _:
                 pass
 
+    def unpublished(self) -> None:
+        """Routers have not seen since when it is not routed to, so it may not shut its gate yet."""
+        self.unrouted, self.shut_sent, self.kept = None, False, None
+        if self.pending is not None and self.pending.verb is Verb.SHUT:
+            self.pending = None
+
     # Said at every step, and most of the time what is known.
 
     def set_leaving(self, leaving: bool) -> None:

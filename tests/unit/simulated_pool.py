@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from serve_app.config import Tier
 from serve_app.errors import IllegalTransition, Overloaded
 from serve_app.live import Hold, LiveModel, LiveSettings, PromoteWhen, SlotCounts
-from serve_app.pool.book import PoolBook
+from serve_app.pool.book import OWN_PART, PoolBook
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.lifecycle import GATE_OPEN, Event, Lifecycle, State
 from serve_app.pool.messages import Command, EngineReport, ModelNeed, NeedReport, RoleMap, SlotReport, Verb
@@ -327,10 +327,12 @@ class Cluster:
         slot = self.slots[name] = ModelSlot(name, list(self.books)[-1], self.now)
         return slot
 
-    def start_coordinator(self, name: str, *, configured: bool = True) -> None:
+    def start_coordinator(self, name: str, *, configured: bool = True, back: bool = False) -> None:
+        """`back`: the wall clock, of which its epoch is, has stepped back to before everybody else's."""
         self.epoch += 1
+        epoch = (1000 - self.epoch if back else 1000 + self.epoch) * OWN_PART + self.epoch
         self.books[name] = PoolBook(
-            epoch=self.epoch, live=self.live, models=MODELS, hard=HARD, born_s=self.now, configured=configured
+            epoch=epoch, live=self.live, models=MODELS, hard=HARD, born_s=self.now, configured=configured
         )
 
     def kill_coordinator(self, name: str) -> None:

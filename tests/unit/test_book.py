@@ -404,6 +404,34 @@ def test_book_old_coordinators_op_does_not_take_a_new_command() -> None:
     assert told.book.command_for("a") is not None
 
 
+@pytest.mark.parametrize("heard", ["from a slot", "from a router"])
+def test_book_restart_after_the_clock_was_set_back_is_obeyed(heard: str) -> None:
+    """Its own epoch is lower than its predecessor's, which slots and routers would go on to follow."""
+    told = Told(epoch=5)
+    told.report("a", "standby", op=(9, 4) if heard == "from a slot" else (0, 0))
+    told.need(1, seen=(9, 50) if heard == "from a router" else (0, 0))
+    told.need(1)
+    assert told.version > (9, 50)
+    assert told.taken("a") > (9, 4)
+    told.report("a", "promoting", op=told.taken("a"))
+    assert told.book.command_for("a") is None
+
+
+def test_book_that_hears_late_of_a_higher_epoch_says_everything_anew() -> None:
+    """Roles and orders under the lower one were ignored: slots take none of them, routers none of the maps."""
+    told = sighted("draining", "standby", "standby", epoch=5)
+    assert told.book.command_for("a") is not None  # shut
+    told.book.operate(Verb.PROMOTE, "b", "", told.now)
+    ignored = told.taken("b")
+    told.report("c", "standby", op=(9, 4))
+    assert told.version > (9, 50)
+    assert told.taken("b") > (9, 4)
+    assert told.taken("b")[1] > ignored[1]  # the slot's link waits for a higher number
+    told.need(seen=(9, 50))
+    assert told.book.command_for("a") is None  # this router has not seen that a drains
+    assert told.need() == ["shut a"]
+
+
 # Slots and routers that go.
 
 

@@ -134,19 +134,19 @@ class AnyOrder(Pool):
         router = self.cluster.routers[pick % len(self.cluster.routers)]
         router.hear_list({} if empty else self.cluster.serve_list(), self.cluster.now)
 
-    @rule(configured=st.booleans(), pick=PICK)
-    def coordinator_restarts(self, configured: bool, pick: int) -> None:
+    @rule(configured=st.booleans(), back=st.booleans(), pick=PICK)
+    def coordinator_restarts(self, configured: bool, back: bool, pick: int) -> None:
         names = list(self.cluster.books)
         name = names[pick % len(names)]
         self.cluster.kill_coordinator(name)
         if configured:
-            self.cluster.start_coordinator(name)
+            self.cluster.start_coordinator(name, back=back)
 
-    @rule(name=st.sampled_from(["old", "new"]), configured=st.booleans())
-    def coordinator_starts(self, name: str, configured: bool) -> None:
+    @rule(name=st.sampled_from(["old", "new"]), configured=st.booleans(), back=st.booleans())
+    def coordinator_starts(self, name: str, configured: bool, back: bool) -> None:
         """Serve restarts a dead one, or begins a redeploy: later slots belong to the newest code version."""
         if self.cluster.books.get(name) is None:
-            self.cluster.start_coordinator(name, configured=configured)
+            self.cluster.start_coordinator(name, configured=configured, back=back)
 
     @rule(pick=PICK, verb=st.sampled_from([Verb.PROMOTE, Verb.DRAIN]))
     def operator_orders(self, pick: int, verb: Verb) -> None:
@@ -246,15 +246,15 @@ class OneNeed(Pool):
                 said.append(book.routers[router.name].need.waiting)
         return max(len(alive), *said, 0)
 
-    @rule(arrives=st.booleans())
-    def coordinator_restarts(self, arrives: bool) -> None:
+    @rule(arrives=st.booleans(), back=st.booleans())
+    def coordinator_restarts(self, arrives: bool, back: bool) -> None:
         if "new" in self.cluster.books:
             return
         wires = self.cluster.wires
         while wires.commands:
             self.cluster.deliver("commands") if arrives else wires.commands.clear()
         self.cluster.kill_coordinator("old")
-        self.cluster.start_coordinator("old")
+        self.cluster.start_coordinator("old", back=back)
 
     @rule()
     def half_a_second_passes(self) -> None:
