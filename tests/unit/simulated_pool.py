@@ -28,6 +28,7 @@ DRAIN_S = 2.0
 KEEP_S = 0.3
 FOREVER_S = 10_000.0
 SETTLED = (State.STANDBY, State.ACTIVE)
+ADDS = (Verb.PROMOTE, Verb.KEEP, Verb.SHUT)
 # Every slot holds both.
 MODELS = {"m": ("m",), "n": ("n",)}
 
@@ -408,7 +409,10 @@ class Cluster:
 
     def _step(self, book: PoolBook) -> None:
         """What the book keeps from one step to the next must be what it would find anew."""
-        book.step(self.now)
+        commands = book.step(self.now)
+        if not book.configured:  # by settings that are not the user's nobody is sent away, but for another's requests
+            taken = [c for c in commands if c.verb not in ADDS and not (c.verb is Verb.DRAIN and c.model)]
+            assert not taken, f"without settings: {taken}"
         anew = copy(book)
         anew.slots = {name: replace(record, kept=None, _held=((), {}, False)) for name, record in book.slots.items()}
         anew._said, anew._ordered, anew._model_views = (), [], (None, ())

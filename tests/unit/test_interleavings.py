@@ -9,6 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from serve_app.pool.book import UNCONFIGURED_S
 from serve_app.pool.lifecycle import State
 from serve_app.pool.messages import Verb
 
@@ -148,6 +149,17 @@ class AnyOrder(Pool):
         if self.cluster.books.get(name) is None:
             self.cluster.start_coordinator(name, configured=configured, back=back)
 
+    @rule(back=st.booleans())
+    def coordinator_restarts_and_pool_is_away(self, back: bool) -> None:
+        """For so long that it acts without settings."""
+        self.cluster.kill_coordinator("old")
+        self.cluster.start_coordinator("old", configured=False, back=back)
+        for seconds in (UNCONFIGURED_S, 1.0, 1.0):
+            self.cluster.flush()
+            self.cluster.pass_time(seconds)
+            self.policy_asks(1)
+            self.policy_asks(5)
+
     @rule(pick=PICK, verb=st.sampled_from([Verb.PROMOTE, Verb.DRAIN]))
     def operator_orders(self, pick: int, verb: Verb) -> None:
         slot = self._slot(pick)
@@ -161,7 +173,8 @@ class AnyOrder(Pool):
     def policy_asks(self, current: int) -> None:
         for book in self.cluster.books.values():
             if book is not None:
-                book.target(current, self.cluster.now)
+                target, order = book.target(current, self.cluster.now)
+                assert book.configured or (target.slots, order) == (current, None)
 
     @invariant()
     def retiring_is_irrevocable(self) -> None:
