@@ -128,7 +128,9 @@ class LiveSettings(Strict):
     verify: Verify = Verify.ENFORCE
     verify_tolerance: float = Field(default=0.2, gt=0, description="Largest allowed difference of a log probability.")
     breaker_failures: int = Field(
-        default=3, ge=1, description="Golden-check failures on different slots that turn `enforce` into `warn`."
+        default=3,
+        ge=1,
+        description="Golden-check failures on different GPUs within an hour that turn `enforce` into `warn`.",
     )
 
     @field_validator("verify", mode="before")

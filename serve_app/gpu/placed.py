@@ -5,6 +5,7 @@ from __future__ import annotations
 import ray
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group_table
 
+from serve_app.gpu import nvml
 from serve_app.gpu.placement import RankPlace, names_of, rank_places
 
 
@@ -18,6 +19,16 @@ def own_group() -> PlacementGroup:
 def own_node() -> str:
     """Ray's id of the node that this process runs on."""
     return str(ray.get_runtime_context().get_node_id())
+
+
+def own_gpus() -> tuple[str, ...]:
+    """UUIDs of the GPUs that Ray has given to this process; empty where no driver can name them (simulated ones)."""
+    import pynvml
+
+    try:
+        return tuple(nvml.visible())
+    except pynvml.NVMLError:
+        return ()
 
 
 def own_rank_places() -> list[RankPlace]:

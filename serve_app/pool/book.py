@@ -6,7 +6,7 @@ coordinator starts with an empty book and learns everything from the reports tha
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,8 +14,10 @@ from serve_app.engine.base import Fingerprint
 from serve_app.errors import Refused
 from serve_app.live import LiveSettings, Verify
 from serve_app.pool import decide, eta, holdings, presence, publishing, takeover
+from serve_app.pool.breaker import Breaker
 from serve_app.pool.capacity import Outlook
 from serve_app.pool.decide import Order
+from serve_app.pool.entries import Entries
 from serve_app.pool.evacuate import evacuate
 from serve_app.pool.holdings import Budget, Holdings, ModelCost
 from serve_app.pool.messages import (
@@ -24,7 +26,6 @@ from serve_app.pool.messages import (
     PoolTarget,
     RoleMap,
     SlotReport,
-    Transition,
     Verb,
     Welcome,
 )
@@ -40,12 +41,12 @@ ROUTER_LEASE_S = 2.0
 OVERDUE_S = 0.6
 # A new coordinator orders and publishes nothing for this long, unless every slot has reported before.
 GRACE_S = 2.0
-# ... and this long while `Pool` has not handed over the live settings.
+# ... and this long while `Pool` has not handed over the live settings; then it adds capacity, and takes none away.
 UNCONFIGURED_S = 10.0
+# Of an epoch, which is a time in nanoseconds: the part that is as good as random.
+OWN_PART = 1 << 20
 # What a refill takes, as long as no cold start has been measured.
 REFILL_S = 60.0
-# Transitions kept for the ledger, over all slots.
-LEDGER_LENGTH = 200
 
 
 @dataclass
@@ -56,8 +57,8 @@ class PoolBook:
         models: by id, what clients may call each; the first one is for requests that name none.
         assigned: what each slot was told to hold, until it says so itself.
         prepare: may complete a new command for a slot before it is sent; the coordinator adds the trace.
-        going: ids of the nodes that are being drained.
-        finishing: what is known of promotions whose slot has not reported them yet: stages, start and end (wall clock).
+        asked: how many slots Serve wanted when the policy asked last. going: ids of the nodes that are being drained.
+        entries: what slots have finished.
     """
 
     epoch: int
@@ -68,23 +69,21 @@ class PoolBook:
     configured: bool = False
     frozen: bool = False
     outlook: Outlook = field(default_factory=Outlook)
+    asked: int = 0
     going: frozenset[str] = frozenset()
     slots: dict[str, SlotRecord] = field(default_factory=dict)
     routers: dict[str, RouterRecord] = field(default_factory=dict)
     assigned: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     meter: StandbyMeter = field(default_factory=StandbyMeter)
     anchors: dict[str, Fingerprint] = field(default_factory=dict)
-    golden_failures: set[str] = field(default_factory=set)
+    breaker: Breaker = field(default_factory=Breaker)
     prepare: Callable[[str, Command], Command] = lambda _, command: command
-    ledger: deque[tuple[str, Transition]] = field(default_factory=lambda: deque(maxlen=LEDGER_LENGTH))
-    finishing: dict[str, Transition] = field(default_factory=dict)
+    entries: Entries = field(default_factory=Entries)
     role_map: RoleMap = field(default_factory=RoleMap)
     _op: int = 0
-    _asked: int = 0
     _missed: bool = False
     _now: float = 0.0
     _peaks: Peaks = field(default_factory=Peaks)
-    _typical_s: dict[str, float] = field(default_factory=dict[str, float])
     _quiet: defaultdict[str, Since] = field(default_factory=lambda: defaultdict(Since))
     _short: Since = field(default_factory=Since)
     _surplus: Since = field(default_factory=Since)
@@ -106,13 +105,13 @@ class PoolBook:
             self._ordered = []
         elif report.seq < record.report.seq:
             return False  # overtaken on the way
+        new = self._outdo(report.op[0]) or new
         new = record.heard(report, self.epoch, now) or new
         if report.engines:
             self.assigned.pop(report.slot, None)
-        if report.golden_failed:
-            self.golden_failures.add(report.slot)
+        self.breaker.on_report(report, now)
         for transition in report.transitions:
-            self._enter(report.slot, transition)
+            self.entries.add(report.slot, transition)
         return new
 
     def on_need(self, need: NeedReport, now: float) -> bool:
@@ -121,24 +120,29 @@ class PoolBook:
         if known is not None and need.seq < known.need.seq:
             return False
         self.routers[need.router] = RouterRecord(need, now)
-        return known is None or replace(known.need, seq=need.seq) != need
+        return self._outdo(need.seen[0]) or known is None or replace(known.need, seq=need.seq) != need
 
-    def on_dead(self, slot: str) -> None:
-        self.slots.pop(slot, None)
+    def _outdo(self, epoch: int) -> bool:
+        """Slots and routers follow the highest epoch they have seen. One of a coordinator before us is higher than ours
+        if the wall clock has stepped back meanwhile; then what we have said counts only when it is said anew.
+        """
+        if epoch <= self.epoch:
+            return False
+        # Plus something of our own: two coordinators that outdo the same one, one after the other, must differ.
+        self.epoch, self._said = epoch + 1 + self.epoch % OWN_PART, ()
+        for record in self.slots.values():
+            record.unpublished()
+            if record.pending is not None:
+                self._op += 1
+                record.ordered(replace(record.pending, epoch=self.epoch, op=self._op))
+        return True
+
+    def on_dead(self, slot: str) -> bool:
+        """Returns whether nobody had told it to go."""
+        record = self.slots.pop(slot, None)
         self._ordered = []
         self.assigned.pop(slot, None)
-
-    def on_published(self, slot: str, around: Transition) -> None:
-        """A promotion has reached every router: complete the slot's own entry, or wait for it.
-
-        Args:
-            around: the whole promotion's times, with the stages that happened outside the slot.
-        """
-        self.finishing[slot] = around
-        for index, (name, transition) in enumerate(self.ledger):
-            if name == slot and transition.kind == around.kind and transition.start_s >= around.start_s:
-                self.ledger[index] = (slot, _merged(transition, self.finishing.pop(slot)))
-                return
+        return record is not None and not record.was_told_to_go
 
     def suspects(self, now: float) -> list[str]:
         """Slots worth asking Ray about: silent for too long, or found dead by a router."""
@@ -194,9 +198,9 @@ class PoolBook:
 
     def target(self, current: int, now: float) -> tuple[PoolTarget, Command | None]:
         """How many slots there should be, for the autoscaling policy; and a standby to retire first, if any."""
-        self._asked, self._now = current, now
+        self.asked, self._now = current, now
         self._missed = self._missed or self._is_missing
-        if self.blind(now):
+        if self.blind(now) or not self.configured:
             return PoolTarget(current, blind=True), None
         view = self.view()
         wanted = decide.wanted_slots(view, self.live)
@@ -214,7 +218,7 @@ class PoolBook:
 
     @property
     def _is_missing(self) -> bool:
-        return self._asked > sum(1 for record in self.slots.values() if not record.leaving)
+        return self.asked > sum(1 for record in self.slots.values() if not record.leaving)
 
     def command_for(self, slot: str) -> Command | None:
         record = self.slots.get(slot)
@@ -270,8 +274,9 @@ class PoolBook:
             soft=soft if soft is not None else max(1, int(self.hard * 0.8)),
             standby=self._standby(),
             frozen=self.frozen,
-            room=self.outlook.room,
+            room=self.outlook.room_beside(self.asked),
             possible=self.outlook.possible,
+            configured=self.configured,
         )
 
     def _records(self, settled_s: float) -> list[SlotRecord]:
@@ -289,7 +294,7 @@ class PoolBook:
         """How many to keep: as set, or as many as could have been needed before a new slot had replaced one."""
         if self.live.slots.standby != "auto":
             return self.live.slots.standby
-        return max(1, self._peaks.largest_rise(self._typical_s.get(Stage.COLD_START, REFILL_S)))
+        return max(1, self._peaks.largest_rise(self.entries.typical_s.get(Stage.COLD_START, REFILL_S)))
 
     def slot_view(self, slot: str) -> SlotView | None:
         """One slot as decisions see it; None if it is not known."""
@@ -320,9 +325,13 @@ class PoolBook:
         return RouterView(waiting, need.seen)
 
     @property
+    def golden_failed(self) -> int:
+        """How many failed the golden check lately that have no hardware in common."""
+        return self.breaker.count(self._now)
+
+    @property
     def breaker_open(self) -> bool:
-        """So many different slots failed the golden check that the check itself is the likelier culprit."""
-        return len(self.golden_failures) >= self.live.breaker_failures
+        return self.golden_failed >= self.live.breaker_failures
 
     @property
     def verify(self) -> Verify:
@@ -350,28 +359,19 @@ class PoolBook:
         self.slots[order.slot].ordered(command)
         return command
 
-    def _enter(self, slot: str, transition: Transition) -> None:
-        """Add to the ledger, once: a report whose answer was lost comes twice."""
-        around = self.finishing.get(slot)
-        if around is not None and around.kind == transition.kind and transition.start_s >= around.start_s:
-            transition = _merged(transition, self.finishing.pop(slot))
-        if not any(name == slot and transition.is_same(known) for name, known in self.ledger):
-            self.ledger.append((slot, transition))
-            self._typical_s = eta.typical_s(known for _, known in self.ledger)
-
     def _publish(self, view: View) -> bool:
         """Publish the role map if it says something new, and note for each slot since when it is not routed to.
 
         Returns whether anything may be different from `view` now.
         """
-        retry_s = eta.retry_after_s(view.under_way, self._typical_s)
+        retry_s = eta.retry_after_s(view.under_way, self.entries.typical_s)
         said = (self.live, retry_s, *(self.slots[slot.slot].said for slot in view.slots))
         if said == self._said:
             return False
         self._said = said
         fresh = publishing.role_map(self.role_map, view, self.slots, self.models, self.live.hold, retry_s)
-        if fresh != self.role_map:
-            epoch, n = self.role_map.version
+        epoch, n = self.role_map.version
+        if fresh != self.role_map or epoch != self.epoch:
             self.role_map = replace(fresh, version=(self.epoch, n + 1 if epoch == self.epoch else 1))
         for name, record in self.slots.items():
             routed = name in self.role_map.active
@@ -385,9 +385,3 @@ class PoolBook:
     def __repr__(self) -> str:
         states = ", ".join(f"{name} {record.report.state}" for name, record in sorted(self.slots.items()))
         return f"<PoolBook v{self.role_map.version[1]} [{states}] {len(self.routers)} routers>"
-
-
-def _merged(inner: Transition, around: Transition) -> Transition:
-    """A slot's part of a promotion inside the whole of it."""
-    stages = sorted((*around.stages, *inner.stages), key=lambda record: record.start_s)
-    return replace(inner, start_s=around.start_s, duration_s=around.duration_s, stages=tuple(stages))

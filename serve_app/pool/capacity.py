@@ -45,7 +45,8 @@ class Outlook:
     """What the nodes that exist now mean for the number of slots.
 
     Attributes:
-        room: slots that would fit now, beside all those that Serve has already asked for.
+        room: slots that would fit now, beside all those that Serve had already asked for.
+        asked: how many these were, with and without a place; without it there are not more by now.
         possible: slots that the nodes could hold if they were empty.
         shortage: why slots that Serve has asked for are not placed.
     """
@@ -53,6 +54,11 @@ class Outlook:
     room: int = NO_LIMIT
     possible: int = NO_LIMIT
     shortage: Shortage | None = None
+    asked: int = NO_LIMIT
+
+    def room_beside(self, asked: int) -> int:
+        """What is left of the room when Serve has asked for so many slots: those that are new have taken their part."""
+        return max(0, self.room - max(0, asked - self.asked))
 
 
 def outlook(slot: Sequence[Resources], nodes: Sequence[Node], most: int, placed: int, unplaced: int) -> Outlook:

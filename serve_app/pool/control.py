@@ -30,7 +30,7 @@ class PoolControl:
     def __init__(self, app: dict[str, Any]) -> None:
         self._app = AppConfig.model_validate(app)
         self._live: dict[str, Any] = {}
-        self._frozen = False
+        self._frozen: bool | None = None  # this replica does not know; the one before it may have frozen the pool
         self._app_name = _app_name()
         self._repeating: asyncio.Task[None] | None = None
 
@@ -76,14 +76,25 @@ class PoolControl:
     async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(REPEAT_S)
-            await self._hand_over()
+            try:
+                await self._hand_over()
+            except Exception as error:  # Ray's head may be away for a while; new coordinators wait for us all the same
+                log.warning("the settings cannot be handed over, trying again: %s", error)
 
     async def _hand_over(self) -> None:
-        for name in naming.coordinator_names(self._app_name):
+        """To every coordinator; as long as we do not know whether the pool is frozen, each keeps what it has."""
+        names, found = naming.coordinator_names(self._app_name), list[bool]()
+        for name in names:
             try:
-                await naming.coordinator(name).configure.remote(self._live, self._frozen)
+                coordinator = naming.coordinator(name)
+                if self._frozen is None:
+                    found.append((await coordinator.status.remote(ledger=False))["frozen"])
+                frozen = found[-1] if self._frozen is None else self._frozen
+                await coordinator.configure.remote(self._live, frozen)
             except (ValueError, ray.exceptions.RayError) as error:
                 log.debug("coordinator %s is not there: %s", name, error)
+        if self._frozen is None and names and len(found) == len(names):
+            self._frozen = any(found)
 
 
 def _app_name() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -203,8 +204,9 @@ class PoolCoordinator:
         before, most = self._book.outlook.shortage, 2 * self._book.live.slots.max
         # Also as long as some had no place: they may have one now, or may be wanted no longer.
         missing = self._book.take_missing() or before is not None
+        asked = self._book.asked  # before the look, which may miss what is asked for meanwhile
         seen, self._book.going = await asyncio.to_thread(self._look, most, missing=missing)
-        self._book.outlook = seen
+        self._book.outlook = replace(seen, asked=asked)
         if seen.shortage is not None:
             self._wanted.missing(seen.shortage.trouble)
         if seen.shortage and (before is None or before.trouble is not seen.shortage.trouble):
@@ -223,9 +225,9 @@ class PoolCoordinator:
     async def _bury_dead_slots(self) -> None:
         for slot in self._book.suspects(time.monotonic()):
             if not await asyncio.to_thread(_actor_exists, self._book.slots[slot].report.actor):
-                log.warning("slot %s is dead", slot)
-                self._book.on_dead(slot)
-                self._observer.slot_died()
+                if self._book.on_dead(slot):
+                    log.warning("slot %s is dead", slot)
+                    self._observer.slot_died()
                 self._wanted.raised(1)  # Serve replaces it
 
 

@@ -138,6 +138,8 @@ def _change_roles(view: View, settings: LiveSettings, quiet_s: Mapping[str, floa
     for model in sorted(missing, key=view.share):  # who has least comes first
         for reason in missing[model]:
             _add_capacity(view, settings, plan, model, reason)
+    if not view.configured:  # defaults must not take away what the user has asked for
+        return
     for model in view.models:
         if model not in missing and quiet_s.get(model.model, -1.0) >= settings.slots.demote_after_s:
             _demote_one(view, model, plan)
@@ -198,8 +200,8 @@ def _add_capacity(view: View, settings: LiveSettings, plan: _Plan, model: ModelV
     """The cheapest capacity first: a drain called back, the warmest standby, then a slot of another model."""
     free, name = plan.free(view), model.model
     kept = [slot for slot in free if slot.can_be_kept and slot.model == name]
-    # One that drains for another model comes back only if that one has lost its need meanwhile.
-    kept = [slot for slot in kept if not slot.taken_for or not view.need(slot.taken_for)]
+    # One that drains for another model comes back only if that one has lost its need meanwhile, held or at its gate.
+    kept = [slot for slot in kept if not slot.taken_for or not (view.need(slot.taken_for) or slot.is_awaited)]
     if kept:
         plan.add(Verb.KEEP, max(kept, key=lambda slot: slot.in_flight), reason)
         return
@@ -210,6 +212,8 @@ def _add_capacity(view: View, settings: LiveSettings, plan: _Plan, model: ModelV
     soon = next((slot for slot in free if slot.is_about_to_be_standby and name in slot.holds), None)
     if soon is not None:  # cheaper than to empty another one
         plan.reserved.add(soon.slot)
+        return
+    if not view.configured and not view.need(name):  # nobody waits, and the minimum may be another one
         return
     given = sum(1 for order in plan.orders if order.model == name)
     taken = victim(view, settings, plan.taken, model, given)

@@ -56,7 +56,7 @@ def samples(book: PoolBook, gpus: float, pending: Mapping[str, float]) -> Iterat
         yield Sample(metrics.GPUS, (state,), count * gpus)
     for trouble in Trouble:
         yield Sample(metrics.SLOT_PENDING_SECONDS, (str(trouble),), pending.get(str(trouble), 0.0))
-    yield Sample(metrics.GOLDEN_FAILED, (), len(book.golden_failures))
+    yield Sample(metrics.GOLDEN_FAILED, (), book.golden_failed)
     yield Sample(metrics.BREAKER_OPEN, (), book.breaker_open)
     yield Sample(metrics.FROZEN, (), book.frozen)
     yield from _sleeping(book)
@@ -132,7 +132,7 @@ def _last_stages(book: PoolBook) -> Iterator[Sample]:
     """Not of demotions, for which nobody waits."""
     last = {
         (slot, transition.kind): transition
-        for slot, transition in book.ledger
+        for slot, transition in book.entries.ledger
         if slot in book.slots and transition.kind != Stage.DEMOTION
     }
     for (slot, kind), transition in last.items():
@@ -153,7 +153,7 @@ class Happened:
         self._slot_s: dict[str, float] = {}
 
     def update(self, book: PoolBook, gpus: float, now_s: float) -> None:
-        entries = {(slot, done.kind, _began(done)): done for slot, done in book.ledger}
+        entries = {(slot, done.kind, _began(done)): done for slot, done in book.entries.ledger}
         settled = {key for key, done in entries.items() if _is_whole(done, now_s)}
         for key in settled - self._seen:
             if entries[key].start_s + entries[key].duration_s >= self._since_s:

@@ -113,6 +113,7 @@ class SlotReport:
         lag_s: how late the slot's event loop runs; a busy slot is not a dead one.
         hard: requests it may be given at once. actor: the name of its Ray actor.
         fenced: who holds the GPUs that Ray gave to it, as long as it waits for them before its engine can start.
+        gpus: their UUIDs; empty on CPU and where only its workers, on several nodes, know theirs.
         ranks: the node of each rank, in rank order: where it will run until the engine has started, then where it does.
         engines: one for each model that it holds, in the order of the configuration.
         transitions: those finished since the last report that arrived.
@@ -144,6 +145,7 @@ class SlotReport:
     history: str = ""
     transitions: tuple[Transition, ...] = ()
     fenced: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 class Wish(NamedTuple):

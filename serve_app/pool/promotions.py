@@ -102,7 +102,7 @@ class Promotions:
         publish.end({"routers": len(book.routers)}, end_s=now)
         promotion.span.end(end_s=now)
         del self._running[slot]
-        book.on_published(slot, promotion.seen_from_outside(now))
+        book.entries.complete(slot, promotion.seen_from_outside(now))
 
 
 def _on_its_way(view: SlotView) -> bool:

@@ -71,6 +71,12 @@ class SlotRecord:
             case _:
                 pass
 
+    def unpublished(self) -> None:
+        """Routers have not seen since when it is not routed to, so it may not shut its gate yet."""
+        self.unrouted, self.shut_sent, self.kept = None, False, None
+        if self.pending is not None and self.pending.verb is Verb.SHUT:
+            self.pending = None
+
     # Said at every step, and most of the time what is known.
 
     def set_leaving(self, leaving: bool) -> None:
@@ -133,6 +139,12 @@ class SlotRecord:
             node_goes=not going.isdisjoint((said.node, *said.ranks)),
             serve_moves=said.node in going,
         )
+
+    @property
+    def was_told_to_go(self) -> bool:
+        """By us, or by Serve: then it went on reporting after routers had lost it. One that dies falls silent first."""
+        removed = self.absent_since_s is not None and self.heard_s >= self.absent_since_s
+        return removed or self.report.state is State.RETIRING
 
     @property
     def engines(self) -> list[EngineReport]:

@@ -27,14 +27,14 @@ def of_book(book: PoolBook, now: float, gpus: float, *, ledger: bool) -> dict[st
         "frozen": book.frozen,
         "breaker_open": book.breaker_open,
         "verify": str(book.verify),
-        "fits_another": book.outlook.room > 0,
+        "fits_another": book.outlook.room_beside(book.asked) > 0,
         "shortage": asdict(shortage) if shortage else None,
         "held": sum(router.need.waiting for router in book.routers.values()),
         "routers": len(book.routers),
         "models": _models(book, gpus),
         "live": book.live.model_dump(mode="json"),
         "slots": [_slot(record, now) for _, record in sorted(book.slots.items())],
-        "ledger": [{"slot": slot} | asdict(transition) for slot, transition in book.ledger] if ledger else [],
+        "ledger": [{"slot": slot} | asdict(transition) for slot, transition in book.entries.ledger] if ledger else [],
     }
 
 

@@ -83,6 +83,11 @@ class SlotView:
         return not self.leaving and bool(self.taken_for) and not self.is_coming and self.state is not State.STANDBY
 
     @cached_property
+    def is_awaited(self) -> bool:
+        """Requests at its gate are for the model that it is on the way to; no other slot can serve those."""
+        return bool(self.at_gate) and self.gate_model == self.taken_for
+
+    @cached_property
     def is_fenced(self) -> bool:
         """Holds GPUs that nobody can use."""
         return self.fenced and not self.leaving and self.state is State.STARTING
@@ -138,6 +143,7 @@ class View:
         models: those that are configured, the first one being for requests that name none.
         soft: requests per active slot beyond which another slot should be promoted.
         standby: slots to keep beside the active ones.
+        configured: the settings are the user's; until `Pool` has handed them over they are defaults.
         room: slots that would fit now on the nodes that exist, beside those that Serve has been asked for.
         possible: slots that those nodes could hold if they were empty.
     """
@@ -151,6 +157,7 @@ class View:
     frozen: bool = False
     room: int = NO_LIMIT
     possible: int = NO_LIMIT
+    configured: bool = True
 
     def active(self, model: str) -> list[SlotView]:
         return self._active.get(model, [])

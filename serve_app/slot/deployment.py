@@ -76,6 +76,7 @@ class Slot:
         self._seq = 0
         self._error = self._fenced = ""
         self._ranks: tuple[str, ...] = ()
+        self._gpus: tuple[str, ...] = ()
         self._may_shut: Command | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._transitions = Transitions(self._kick)
@@ -229,6 +230,7 @@ class Slot:
         """Refuse a placement that splits a tensor parallel group before the engine takes minutes to find out."""
         if self._config.slot.nodes == 1:  # one bundle, one node
             self._ranks = (placed.own_node(),) * self._config.served[0].world_size
+            self._gpus = await asyncio.to_thread(placed.own_gpus) if self._config.slot.gpus else ()
             return
         places = await asyncio.to_thread(placed.own_rank_places)
         self._check_ranks(tuple(place.node for place in places), await asyncio.to_thread(placed.node_names))
@@ -365,6 +367,7 @@ class Slot:
             history=self._life.history(),
             transitions=self._transitions.unsent,
             fenced=self._fenced,
+            gpus=self._gpus,
         )
 
     def acknowledged(self, report: SlotReport) -> None:

@@ -161,7 +161,9 @@ STANDBY_SECONDS = Metric(
 STANDBY_GPU_SECONDS = Metric(
     _C, "standby_gpu_seconds_total", "The same times the GPUs of a slot; not there where slots have none.", "model"
 )
-GOLDEN_FAILED = Metric(_G, "golden_failed_slots", "Slots that failed the golden check since the coordinator started.")
+GOLDEN_FAILED = Metric(
+    _G, "golden_failed_slots", "Slots on different GPUs that failed the golden check within an hour."
+)
 BREAKER_OPEN = Metric(_G, "breaker_open", "1 if so many slots failed it that the check no longer stops slots.")
 FROZEN = Metric(_G, "frozen", "1 while an operator has stopped automatic role changes.")
 SLOT_DEATHS = Metric(_C, "slot_deaths_total", "Slots whose process died without Serve having removed it.")

@@ -31,6 +31,12 @@ async def under_requests(pool: Pool, harm: Any, rounds: int = 30) -> list[Any]:
         return [answer for answers in await asyncio.gather(*tasks) for answer in answers]
 
 
+def pool_replica() -> str:
+    """Name of the actor; empty while there is none."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return next((actor["name"] for actor in named if "#Pool#" in actor["name"]), "")
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -138,12 +144,25 @@ def test_pool_deployment_killed_live_settings_survive(pool: Pool) -> None:
     """The settings stay in force while `Pool` is replaced, and the operator's door works again afterwards."""
     pool.deploy(CALM)
     pool.settled(active=1, standby=2)
-    name = next(a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "#Pool#" in a["name"])
-    ray.kill(ray.get_actor(name, namespace="serve"))
+    ray.kill(ray.get_actor(pool_replica(), namespace="serve"))
     assert len(served(pool.burst(8, tokens=20), 20)) == 8
     assert pool.status()["live"]["slots"]["min"] == 3
     pool.settled(active=1, standby=2)
     pool.freeze(False)
+
+
+def test_pool_deployment_killed_the_pool_stays_frozen(pool: Pool) -> None:
+    """An operator's freeze ends when an operator ends it."""
+    pool.deploy(CALM)
+    pool.freeze(True)
+    before = pool_replica()
+    ray.kill(ray.get_actor(before, namespace="serve"))
+    pool.wait(lambda _: pool_replica() not in ("", before), "Pool is replaced")
+    for _ in range(30):  # the new replica repeats what it knows several times a second
+        time.sleep(0.1)
+        assert pool.status()["frozen"]
+    pool.freeze(False)
+    assert not pool.status()["frozen"]
 
 
 def test_a_slot_on_gpus_that_others_hold_keeps_them_until_they_are_free(pool: Pool) -> None:

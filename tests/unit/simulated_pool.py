@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from serve_app.config import Tier
 from serve_app.errors import IllegalTransition, Overloaded
 from serve_app.live import Hold, LiveModel, LiveSettings, PromoteWhen, SlotCounts
-from serve_app.pool.book import PoolBook
+from serve_app.pool.book import OWN_PART, PoolBook
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.lifecycle import GATE_OPEN, Event, Lifecycle, State
 from serve_app.pool.messages import Command, EngineReport, ModelNeed, NeedReport, RoleMap, SlotReport, Verb
@@ -28,14 +28,17 @@ DRAIN_S = 2.0
 KEEP_S = 0.3
 FOREVER_S = 10_000.0
 SETTLED = (State.STANDBY, State.ACTIVE)
+ADDS = (Verb.PROMOTE, Verb.KEEP, Verb.SHUT)
 # Every slot holds both.
 MODELS = {"m": ("m",), "n": ("n",)}
 
 
-def live_settings(min_active: int = 0, demote_after_s: float = 0.5, soft: int = HARD) -> LiveSettings:
+def live_settings(
+    min_active: int = 0, demote_after_s: float = 0.5, soft: int = HARD, min_active_n: int = 0
+) -> LiveSettings:
     return LiveSettings(
         slots=SlotCounts(min=1, max=5, standby=1, demote_after_s=demote_after_s, shrink_after_s=1, keep_model_s=KEEP_S),
-        models={"m": LiveModel(min_active=min_active), "n": LiveModel(min_active=0)},
+        models={"m": LiveModel(min_active=min_active), "n": LiveModel(min_active=min_active_n)},
         promote_when=PromoteWhen(in_flight=soft),
         hold=Hold(max_held_requests=MAX_HELD, max_hold_s=FOREVER_S),
     )
@@ -325,10 +328,12 @@ class Cluster:
         slot = self.slots[name] = ModelSlot(name, list(self.books)[-1], self.now)
         return slot
 
-    def start_coordinator(self, name: str, *, configured: bool = True) -> None:
+    def start_coordinator(self, name: str, *, configured: bool = True, back: bool = False) -> None:
+        """`back`: the wall clock, of which its epoch is, has stepped back to before everybody else's."""
         self.epoch += 1
+        epoch = (1000 - self.epoch if back else 1000 + self.epoch) * OWN_PART + self.epoch
         self.books[name] = PoolBook(
-            epoch=self.epoch, live=self.live, models=MODELS, hard=HARD, born_s=self.now, configured=configured
+            epoch=epoch, live=self.live, models=MODELS, hard=HARD, born_s=self.now, configured=configured
         )
 
     def kill_coordinator(self, name: str) -> None:
@@ -404,7 +409,10 @@ class Cluster:
 
     def _step(self, book: PoolBook) -> None:
         """What the book keeps from one step to the next must be what it would find anew."""
-        book.step(self.now)
+        commands = book.step(self.now)
+        if not book.configured:  # by settings that are not the user's nobody is sent away, but for another's requests
+            taken = [c for c in commands if c.verb not in ADDS and not (c.verb is Verb.DRAIN and c.model)]
+            assert not taken, f"without settings: {taken}"
         anew = copy(book)
         anew.slots = {name: replace(record, kept=None, _held=((), {}, False)) for name, record in book.slots.items()}
         anew._said, anew._ordered, anew._model_views = (), [], (None, ())

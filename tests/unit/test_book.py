@@ -11,20 +11,23 @@ from serve_app.config import Tier
 from serve_app.errors import ServeAppError
 from serve_app.live import LiveModel, LiveSettings, PromoteWhen, SlotCounts, Verify
 from serve_app.pool import book as book_module
+from serve_app.pool import breaker
 from serve_app.pool.book import (
     GRACE_S,
-    LEDGER_LENGTH,
     OVERDUE_S,
     ROUTER_LEASE_S,
     UNCONFIGURED_S,
     PoolBook,
 )
+from serve_app.pool.capacity import Outlook
+from serve_app.pool.entries import LEDGER_LENGTH
 from serve_app.pool.lifecycle import State
 from serve_app.pool.messages import (
     Command,
     EngineReport,
     ModelNeed,
     NeedReport,
+    PoolTarget,
     SlotReport,
     Transition,
     Verb,
@@ -140,7 +143,7 @@ def test_book_ledger_takes_a_transition_once() -> None:
     told.report("a", "active", transitions=(done[0],))
     told.report("a", "active", transitions=(*done, instant))
     told.report("a", "active", transitions=(*done, instant))
-    assert list(told.book.ledger) == [("a", done[0]), ("a", done[1]), ("a", instant)]
+    assert list(told.book.entries.ledger) == [("a", done[0]), ("a", done[1]), ("a", instant)]
 
 
 def test_book_ledger_is_bounded() -> None:
@@ -148,8 +151,8 @@ def test_book_ledger_is_bounded() -> None:
     told = sighted("standby")
     for index in range(LEDGER_LENGTH + 5):
         told.report("a", "standby", transitions=(Transition("promotion", float(index), 0.4),))
-    assert len(told.book.ledger) == LEDGER_LENGTH
-    assert told.book.ledger[-1][1].start_s == LEDGER_LENGTH + 4
+    assert len(told.book.entries.ledger) == LEDGER_LENGTH
+    assert told.book.entries.ledger[-1][1].start_s == LEDGER_LENGTH + 4
 
 
 # Commands under way.
@@ -312,13 +315,36 @@ def test_book_blind_ends_after_the_grace() -> None:
 
 
 def test_book_blind_without_settings_until_a_longer_grace() -> None:
-    """Without the live settings it waits longer, then works with the defaults."""
+    """Without the live settings it waits longer, then promotes by the defaults."""
     told = Told(configured=False)
     told.report("a", "standby")
     told.need()
     assert told.book.blind(told.now + GRACE_S)
     assert told.book.blind(told.now + UNCONFIGURED_S - 0.1)
     assert not told.book.blind(told.now + UNCONFIGURED_S)
+
+
+def test_book_unconfigured_adds_capacity_and_takes_none_away() -> None:
+    """A new coordinator without `Pool`: what it has instead of settings are defaults, and the pool stays."""
+    told = Told(configured=False)
+    for _ in range(3):
+        told.step(UNCONFIGURED_S)
+        orders = [order for slot in "abcd" for order in told.report(slot, "active")]
+        orders += [order for slot in "ef" for order in told.report(slot, "standby")] + told.need()
+        assert orders == []
+        assert told.book.target(6, told.now) == (PoolTarget(6, blind=True), None)
+    assert told.need(1) == ["promote e"]
+
+
+def test_book_once_configured_takes_away_again() -> None:
+    """What was spared for want of settings goes by them."""
+    told = Told(configured=False)
+    for _ in range(3):
+        told.step(UNCONFIGURED_S)
+        assert [*told.report("a", "active"), *told.report("b", "active"), *told.need()] == []
+    told.book.configured = True
+    assert told.step() == ["drain a"]
+    assert not told.book.target(2, told.now)[0].blind
 
 
 def test_book_blind_target_is_the_current_one() -> None:
@@ -376,6 +402,34 @@ def test_book_old_coordinators_op_does_not_take_a_new_command() -> None:
     told.need(1)
     told.report("a", "standby", op=(1, 999))
     assert told.book.command_for("a") is not None
+
+
+@pytest.mark.parametrize("heard", ["from a slot", "from a router"])
+def test_book_restart_after_the_clock_was_set_back_is_obeyed(heard: str) -> None:
+    """Its own epoch is lower than its predecessor's, which slots and routers would go on to follow."""
+    told = Told(epoch=5)
+    told.report("a", "standby", op=(9, 4) if heard == "from a slot" else (0, 0))
+    told.need(1, seen=(9, 50) if heard == "from a router" else (0, 0))
+    told.need(1)
+    assert told.version > (9, 50)
+    assert told.taken("a") > (9, 4)
+    told.report("a", "promoting", op=told.taken("a"))
+    assert told.book.command_for("a") is None
+
+
+def test_book_that_hears_late_of_a_higher_epoch_says_everything_anew() -> None:
+    """Roles and orders under the lower one were ignored: slots take none of them, routers none of the maps."""
+    told = sighted("draining", "standby", "standby", epoch=5)
+    assert told.book.command_for("a") is not None  # shut
+    told.book.operate(Verb.PROMOTE, "b", "", told.now)
+    ignored = told.taken("b")
+    told.report("c", "standby", op=(9, 4))
+    assert told.version > (9, 50)
+    assert told.taken("b") > (9, 4)
+    assert told.taken("b")[1] > ignored[1]  # the slot's link waits for a higher number
+    told.need(seen=(9, 50))
+    assert told.book.command_for("a") is None  # this router has not seen that a drains
+    assert told.need() == ["shut a"]
 
 
 # Slots and routers that go.
@@ -463,6 +517,17 @@ def test_book_suspects_are_silent_slots_and_those_found_dead() -> None:
     assert told.book.command_for("a") is None
 
 
+def test_book_dead_slot_that_was_told_to_go_has_not_crashed() -> None:
+    """What Serve removes reports until its process ends; what dies falls silent before Serve takes it off its list."""
+    told = sighted("active", "standby", "retiring", "standby")
+    told.step(0.25)
+    told.need(slots=frozenset({"d"}))
+    told.step(0.25)
+    told.report("a", "active")
+    assert [told.book.on_dead(slot) for slot in "abcd"] == [False, True, False, True]
+    assert not told.book.on_dead("nobody")
+
+
 # Golden check and breaker.
 
 
@@ -478,11 +543,58 @@ def test_book_breaker_turns_enforce_into_warn_after_failures_on_different_slots(
     assert told.book.verify is Verify.WARN
 
 
+@pytest.mark.parametrize(
+    ("where", "counted"),
+    [
+        ([("g0",), ("g0",), ("g0",)], 1),  # Serve starts each new slot on the GPU that the last one has left
+        ([("g0", "g1"), ("g1", "g2"), ("g1", "g0")], 1),
+        ([("g0", "g1"), ("g2", "g3"), ("g1", "g2")], 2),
+        ([("g0",), ("g1",), ("g2",)], 3),
+        ([(), (), ()], 3),  # no GPU to suspect
+    ],
+)
+def test_book_breaker_counts_hardware_not_slots(where: list[tuple[str, ...]], counted: int) -> None:
+    """However many slots fail on one broken GPU, the check is not to blame."""
+    told = sighted("active")
+    for slot, gpus in zip("xyz", where, strict=True):
+        told.report(slot, "failed", golden_failed=True, gpus=gpus)
+        told.book.on_dead(slot)
+    assert told.book.golden_failed == counted
+    assert told.book.breaker_open is (counted == 3)
+
+
+def test_book_breaker_takes_the_nodes_of_a_slot_that_spans_them_for_its_hardware() -> None:
+    """Only its workers know their GPUs; a new slot in its place is on the same nodes."""
+    told = sighted("active")
+    for slot in "xyz":
+        told.report(slot, "failed", golden_failed=True, ranks=("node0", "node1"))
+    assert told.book.golden_failed == 1
+
+
+def test_book_breaker_forgets_failures_but_not_slots_that_still_differ() -> None:
+    """Failures hours apart are three bad GPUs; slots that differ and serve (it only warns) are still a bad check."""
+    told = sighted("active")
+    for slot in "xyz":
+        told.report(slot, "failed", golden_failed=True)
+        told.book.on_dead(slot)
+        told.step(breaker.FORGET_S + 1)
+    assert told.book.golden_failed == 0
+    for _ in range(3):
+        for slot in "xyz":
+            told.report(slot, "active", golden_failed=True)
+        told.step(breaker.FORGET_S)
+    assert told.book.verify is Verify.WARN
+    told.step(1)
+    assert told.book.verify is Verify.ENFORCE
+
+
 def test_book_breaker_leaves_other_settings_of_verify_alone() -> None:
     """`off` stays off."""
     told = sighted("active")
     told.book.live = told.book.live.model_copy(update={"verify": Verify.OFF})
-    told.book.golden_failures |= {"a", "b", "c"}
+    for slot in "abc":
+        told.report(slot, "failed", golden_failed=True)
+    assert told.book.breaker_open
     assert told.book.verify is Verify.OFF
 
 
@@ -534,6 +646,15 @@ def test_book_target_refills_after_the_delay() -> None:
     assert told.book.target(2, told.now)[0].slots == 2
     assert told.book.target(2, told.now + 2.9)[0].slots == 2
     assert told.book.target(2, told.now + 3.0)[0].slots == 3
+
+
+def test_book_target_gives_room_away_once() -> None:
+    """The policy asks more often than the nodes are looked at: what it has just asked for has taken its part."""
+    told = sighted("active", "active", max=8, standby=3, refill_delay_s=0)
+    told.book.outlook = Outlook(room=1, possible=8, asked=2)
+    assert [told.book.target(current, told.now)[0].slots for current in (2, 3, 3)] == [3, 3, 3]
+    told.book.outlook = Outlook(room=1, possible=8, asked=3)  # another place has become free
+    assert [told.book.target(current, told.now)[0].slots for current in (3, 4)] == [4, 4]
 
 
 def test_book_target_retires_one_standby_and_follows_when_it_has_left() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from serve_app.pool.book import UNCONFIGURED_S
 from serve_app.pool.lifecycle import State
 from serve_app.pool.messages import Verb
 
@@ -95,9 +96,11 @@ class Pool(RuleBasedStateMachine):
 class AnyOrder(Pool):
     """Everything may happen; teardown lets the dust settle and looks at what is left."""
 
-    @initialize(slots=st.integers(1, 3), routers=st.integers(1, 2), min_active=st.integers(0, 1))
-    def begin(self, slots: int, routers: int, min_active: int) -> None:
-        self.cluster = Cluster(live_settings(min_active), slots, routers)
+    @initialize(
+        slots=st.integers(1, 3), routers=st.integers(1, 2), min_active=st.integers(0, 1), min_active_n=st.integers(0, 1)
+    )
+    def begin(self, slots: int, routers: int, min_active: int, min_active_n: int) -> None:
+        self.cluster = Cluster(live_settings(min_active, min_active_n=min_active_n), slots, routers)
         self.retiring: set[str] = set()
 
     @rule(seconds=st.sampled_from([0.3, 1.2, 2.5]))
@@ -132,19 +135,30 @@ class AnyOrder(Pool):
         router = self.cluster.routers[pick % len(self.cluster.routers)]
         router.hear_list({} if empty else self.cluster.serve_list(), self.cluster.now)
 
-    @rule(configured=st.booleans(), pick=PICK)
-    def coordinator_restarts(self, configured: bool, pick: int) -> None:
+    @rule(configured=st.booleans(), back=st.booleans(), pick=PICK)
+    def coordinator_restarts(self, configured: bool, back: bool, pick: int) -> None:
         names = list(self.cluster.books)
         name = names[pick % len(names)]
         self.cluster.kill_coordinator(name)
         if configured:
-            self.cluster.start_coordinator(name)
+            self.cluster.start_coordinator(name, back=back)
 
-    @rule(name=st.sampled_from(["old", "new"]), configured=st.booleans())
-    def coordinator_starts(self, name: str, configured: bool) -> None:
+    @rule(name=st.sampled_from(["old", "new"]), configured=st.booleans(), back=st.booleans())
+    def coordinator_starts(self, name: str, configured: bool, back: bool) -> None:
         """Serve restarts a dead one, or begins a redeploy: later slots belong to the newest code version."""
         if self.cluster.books.get(name) is None:
-            self.cluster.start_coordinator(name, configured=configured)
+            self.cluster.start_coordinator(name, configured=configured, back=back)
+
+    @rule(back=st.booleans())
+    def coordinator_restarts_and_pool_is_away(self, back: bool) -> None:
+        """For so long that it acts without settings."""
+        self.cluster.kill_coordinator("old")
+        self.cluster.start_coordinator("old", configured=False, back=back)
+        for seconds in (UNCONFIGURED_S, 1.0, 1.0):
+            self.cluster.flush()
+            self.cluster.pass_time(seconds)
+            self.policy_asks(1)
+            self.policy_asks(5)
 
     @rule(pick=PICK, verb=st.sampled_from([Verb.PROMOTE, Verb.DRAIN]))
     def operator_orders(self, pick: int, verb: Verb) -> None:
@@ -159,7 +173,8 @@ class AnyOrder(Pool):
     def policy_asks(self, current: int) -> None:
         for book in self.cluster.books.values():
             if book is not None:
-                book.target(current, self.cluster.now)
+                target, order = book.target(current, self.cluster.now)
+                assert book.configured or (target.slots, order) == (current, None)
 
     @invariant()
     def retiring_is_irrevocable(self) -> None:
@@ -190,9 +205,10 @@ class AnyOrder(Pool):
         cluster, story = self.cluster, self._story()
         left = cluster.requests("held", "travelling", "at gate", "inside") if cluster.slots else []
         owned = [slot.coordinator for slot in cluster.slots.values()]
-        if all(owned.count(name) <= cluster.live.model("m").min_active for name in cluster.books):
-            left = [request for request in left if request.ticket.model == "m"]  # n has nothing to take over
-        assert not left, story
+        most = max(owned.count(name) for name in cluster.books)
+        minima = {model: cluster.live.model(model).min_active for model in MODELS}
+        others = {"m": minima["n"], "n": minima["m"]}  # may be all there are, with nothing to take over
+        assert not [request for request in left if most > others[request.ticket.model]], story
         for slot in cluster.slots.values():
             assert slot.life.state in SETTLED, story
         for name, book in cluster.books.items():
@@ -200,7 +216,7 @@ class AnyOrder(Pool):
             assert not [record for record in book.slots.values() if record.pending], story
             mine = [slot for slot in cluster.slots.values() if slot.coordinator == name]
             active = {slot.name for slot in mine if slot.life.state is State.ACTIVE}
-            assert len(active) == min(len(mine), book.live.model("m").min_active), story  # nobody needs n
+            assert len(active) == min(len(mine), sum(minima.values())), story  # nobody needs more
             for router in cluster.routers:
                 known = {slot for slot in router.roles.active() if router.listed.get(slot) == name}
                 assert known == active, story
@@ -243,15 +259,15 @@ class OneNeed(Pool):
                 said.append(book.routers[router.name].need.waiting)
         return max(len(alive), *said, 0)
 
-    @rule(arrives=st.booleans())
-    def coordinator_restarts(self, arrives: bool) -> None:
+    @rule(arrives=st.booleans(), back=st.booleans())
+    def coordinator_restarts(self, arrives: bool, back: bool) -> None:
         if "new" in self.cluster.books:
             return
         wires = self.cluster.wires
         while wires.commands:
             self.cluster.deliver("commands") if arrives else wires.commands.clear()
         self.cluster.kill_coordinator("old")
-        self.cluster.start_coordinator("old")
+        self.cluster.start_coordinator("old", back=back)
 
     @rule()
     def half_a_second_passes(self) -> None:

@@ -117,15 +117,15 @@ def test_stages_are_the_slowest_ranks(counted: Counter[tuple[str, ...]]) -> None
 def test_a_promotion_is_counted_once_when_it_is_whole(counted: Counter[tuple[str, ...]]) -> None:
     """Not before its publishing is known, and not again when the entry is completed or repeated."""
     found, happened = book(), gauges.Happened("a", since_s=0.0)
-    found.ledger.append(("s", promotion()))
+    found.entries.ledger.append(("s", promotion()))
     happened.update(found, 1, now_s=101.0)
     assert not counted
-    found.ledger[0] = ("s", promotion(Stage.DECIDE, Stage.PUBLISH, start_s=99.9))
+    found.entries.ledger[0] = ("s", promotion(Stage.DECIDE, Stage.PUBLISH, start_s=99.9))
     for now_s in (101.0, 102.0, 200.0):
         happened.update(found, 1, now_s)
     assert counted["promotions_total", "ok", "held", "m"] == 1
     assert counted["stage_seconds", "promotion", "promotion"] == 0.7
-    found.ledger.append(("t", replace(promotion(error="it broke"), reason="operator")))
+    found.entries.ledger.append(("t", replace(promotion(error="it broke"), reason="operator")))
     happened.update(found, 1, 201.0)
     assert counted["promotions_total", "failed", "operator", "m"] == 1
 
@@ -135,7 +135,7 @@ def test_node_cache_is_counted_from_what_the_stage_says(counted: Counter[tuple[s
     said = [{"cached": False, "bytes": 500}, {"cached": True, "bytes": 0}, {}]
     records = tuple(StageRecord(Stage.WEIGHTS_CACHE, float(i), 1.0, dict(one)) for i, one in enumerate(said))
     found = book()
-    found.ledger.append(("s", Transition("cold_start", 0.0, 5.0, stages=records)))
+    found.entries.ledger.append(("s", Transition("cold_start", 0.0, 5.0, stages=records)))
     gauges.Happened("a", 0.0).update(found, 1, 9.0)
     assert counted["node_cache_loads_total", "hit"] == counted["node_cache_loads_total", "miss"] == 1
     assert counted["node_cache_read_bytes_total",] == 500
@@ -145,7 +145,7 @@ def test_node_cache_is_counted_from_what_the_stage_says(counted: Counter[tuple[s
 def test_what_another_coordinator_counted_is_not_counted_again(counted: Counter[tuple[str, ...]]) -> None:
     """Slots repeat their transitions to a new coordinator."""
     found = book()
-    found.ledger.append(("s", promotion(Stage.PUBLISH)))
+    found.entries.ledger.append(("s", promotion(Stage.PUBLISH)))
     gauges.Happened("a", since_s=150.0).update(found, 1, 200.0)
     assert not counted
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -170,3 +172,31 @@ def test_the_largest_rise_is_that_of_trying_every_pair(points: list[tuple[float,
         if begin <= at <= end + span_s
     ]
     assert made.largest_rise(span_s) == max([0, *expected])
+
+
+POINTS = st.lists(st.tuples(st.floats(0, 4000), st.integers(0, 9)), max_size=30)
+
+
+@given(points=POINTS, spans=st.lists(st.sampled_from([5.0, 60.0, 600.0]), min_size=30, max_size=30))
+def test_the_largest_rise_is_the_same_however_often_it_was_asked_for(
+    points: list[tuple[float, int]], spans: list[float]
+) -> None:
+    """Between the changes, for one span and another."""
+    made = Peaks()
+    for index, (at, busy) in enumerate(sorted(points)):
+        made.update(busy, at)
+        assert made.largest_rise(spans[index]) == peaks(*sorted(points)[: index + 1]).largest_rise(spans[index])
+
+
+def test_the_largest_rise_costs_nothing_while_nothing_changes() -> None:
+    """It is asked for several times a second, after an hour of changes."""
+    made = peaks(*((float(at), at % 7) for at in range(3600)))
+
+    def seconds(times: int) -> float:
+        begin = time.process_time()
+        for _ in range(times):
+            made.largest_rise(60)
+        return time.process_time() - begin
+
+    once = seconds(1)
+    assert seconds(200) < 20 * once

@@ -126,10 +126,27 @@ def test_a_slot_of_another_model_is_taken_over(seen: View, expected: list[str]) 
     assert [order for order in orders(seen) if not order.startswith("shut")] == expected
 
 
+def test_without_settings_only_a_need_takes_a_slot_over() -> None:
+    """Before `Pool` has said what they are: the minimum of y is a guess, its held requests are not."""
+    minimum = view("active=x active=x", min_active={"y": 1})
+    assert orders(minimum) == ["drain a y"]
+    assert orders(replace(minimum, configured=False)) == []
+    assert orders(replace(view("active=x active=x", y=1), configured=False)) == ["drain a y"]
+
+
 def test_a_drain_for_another_model_is_called_back_only_if_that_one_does_not_need_it_any_more() -> None:
     """Else the two would pull it to and fro."""
     assert orders(view("draining=x:3>y", x=1, y=1)) == []
     assert orders(view("draining=x:3>y", x=1)) == ["keep a"]
+
+
+@pytest.mark.parametrize("seen", [view("draining=y:1>x", y=9), view("draining=y:1>x", min_active={"y": 1})])
+def test_a_drain_for_requests_at_the_gate_is_not_called_back(seen: View) -> None:
+    """What is held for y can wait for another slot; they cannot."""
+    drained = replace(seen.slots[0], at_gate=1, gate_model="x")
+    assert orders(replace(seen, slots=(drained,))) == []
+    assert orders(replace(seen, slots=(replace(drained, at_gate=0),))) == ["keep a"]  # they have gone away
+    assert orders(replace(seen, slots=(replace(drained, gate_model="y"),))) == ["keep a"]
 
 
 def test_requests_at_the_gate_of_a_slot_that_has_moved_on_bring_it_back() -> None:
