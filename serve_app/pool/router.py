@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from typing import Any
 
+from ray.actor import ActorHandle
 from ray.serve._private.common import DeploymentHandleSource, ReplicaID
 from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -317,11 +318,12 @@ class PoolRouter(RequestRouter):
                 continue
 
     def _send_need(self) -> None:
-        """One report to every coordinator we follow; only one of them is asked for a model's capacity."""
+        """One report to every coordinator that is there; only one of them is asked for a model's capacity."""
         needs = self._needs()
-        asked = {model: self._roles.answerable(model) for model in needs}
+        reachable = self._reachable()
+        asked = {model: self._roles.answerable(model, reachable) for model in needs}
         self._seq += 1
-        for name in self._watchers:
+        for name, coordinator in reachable.items():
             report = NeedReport(
                 router=self._router_id,
                 seq=self._seq,
@@ -330,7 +332,17 @@ class PoolRouter(RequestRouter):
                 slots=frozenset(self._by_name),
                 died=self._died,
             )
-            naming.coordinator(name).need.remote(report)
+            coordinator.need.remote(report)
+
+    def _reachable(self) -> dict[str, ActorHandle]:
+        """The coordinators we follow that are there: in a rollout Serve does not recreate the old version's."""
+        found: dict[str, ActorHandle] = {}
+        for name in self._watchers:
+            try:
+                found[name] = naming.coordinator(name)
+            except Exception as error:
+                log.debug("need report to %s: %s", name, error)
+        return found
 
     def _needs(self) -> dict[str, ModelNeed]:
         now = time.monotonic()
