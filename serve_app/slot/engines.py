@@ -93,16 +93,12 @@ class SlotEngines:
             StageTimeout, EngineError.
             GoldenMismatch: of the one kept awake: the next promotion for it checks no more.
         """
-        tiers = {held: command.tiers.get(held.model.id, Tier.HOST) for held in self.usable if not held.engine.lent}
-        before = {held: held.tier for held in tiers}
-        # From one level to another an engine must be awake in between.
-        changing = [
-            held for held in tiers if tiers[held] is not Tier.READY and held.tier not in (tiers[held], Tier.READY)
-        ]
+        before = {held: held.tier for held in self._resting(command)}
+        changing = self._changing(command)
+        asleep = [] if self.stays_awake(command) else [held for held in before if held.tier is Tier.READY]
         async with gpu_turn(self._slot):
-            for held, tier in tiers.items():
-                if held.tier is Tier.READY and (changing or tier is not Tier.READY):
-                    await self._sleep(held, command)
+            for held in asleep:
+                await self._sleep(held, command)
             for held in changing:
                 await within(held.wake(), command.wake_s, "engine.wake")
                 await self._sleep(held, command)
@@ -114,6 +110,13 @@ class SlotEngines:
         for held in before:
             if held in changing or held.tier is not before[held]:
                 await held.collect()
+
+    def stays_awake(self, command: Command) -> bool:
+        """Whether `rest` leaves the engine that is awake as it is."""
+        resting = self._resting(command)
+        return not self._changing(command) and all(
+            tier is Tier.READY for held, tier in resting.items() if held.tier is Tier.READY
+        )
 
     async def give_up(self, model: str, error: str) -> None:
         """End one engine for good, and with it all models that share it; the others can still serve."""
@@ -174,6 +177,15 @@ class SlotEngines:
     async def _verify(self, held: HeldEngine, command: Command) -> None:
         if command.verify is not Verify.OFF:
             await within(held.verify(command.verify, command.tolerance), command.verify_s, Stage.VERIFY)
+
+    def _resting(self, command: Command) -> dict[HeldEngine, Tier]:
+        """The engines that have a tier of their own now, each with the one it is to have."""
+        return {held: command.tiers.get(held.model.id, Tier.HOST) for held in self.usable if not held.engine.lent}
+
+    def _changing(self, command: Command) -> list[HeldEngine]:
+        """Those that sleep at another level than they are to: in between they must be awake."""
+        resting = self._resting(command).items()
+        return [held for held, tier in resting if tier is not Tier.READY and held.tier not in (tier, Tier.READY)]
 
     def _kept_ready(self, tiers: Mapping[str, Tier]) -> list[HeldEngine]:
         """Who is to stay awake, which one engine of a slot may, and is not."""

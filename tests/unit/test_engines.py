@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,33 @@ async def test_a_wake_that_hangs_ends_at_its_deadline(tmp_path: Path, of: str) -
     say(tmp_path / "script", {"wake@ready": "hang"})
     with pytest.raises(StageTimeout, match=r"engine\.wake"):
         await asyncio.wait_for(made.rest(order()), 5)
+
+
+@pytest.mark.parametrize(
+    ("awake", "tiers", "stays"),
+    [
+        ("ready", TIERS, True),
+        ("ready", {"ready": Tier.HOST, "other": Tier.HOST}, False),
+        ("ready", {"ready": Tier.READY, "other": Tier.DISK}, False),
+        ("other", TIERS, False),
+    ],
+)
+async def test_an_engine_stays_awake_where_neither_model_nor_tiers_change(
+    tmp_path: Path, awake: str, tiers: dict[str, Tier], stays: bool
+) -> None:
+    """Requests of `service_tier: flex` may then stay inside. Two engines are never awake together."""
+    made = await started(tmp_path / "script")
+    await made.wake(order(awake))
+    [before] = [held for held in made.usable if held.model.id == awake]
+    slept: list[Tier] = []
+    sleep = before.engine.sleep
+
+    async def noted(tier: Tier) -> None:
+        slept.append(tier)
+        await sleep(tier)
+
+    before.engine.sleep = noted  # type: ignore[method-assign]
+    resting = replace(order(), tiers=tiers)
+    assert made.stays_awake(resting) is stays
+    await made.rest(resting)
+    assert (not slept) is stays
