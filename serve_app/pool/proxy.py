@@ -128,7 +128,13 @@ def _with_headers(send: Send, found: Routed) -> Send:
 
 
 def add_router(router: PoolRouter) -> None:
-    """Serve makes a router when an application is deployed and tells nobody when it drops it: the newer one counts."""
+    """Serve makes a router when an application is deployed and tells nobody when it drops it: the newer one counts.
+
+    Its own tasks would keep the older one alive for ever, and have it report, and set gauges, beside the newer one.
+    """
+    for known in routers:
+        if known.deployment == router.deployment:
+            known.stop()
     routers[:] = [known for known in routers if known.deployment != router.deployment] + [router]
 
 

@@ -77,6 +77,7 @@ class PoolRouter(RequestRouter):
         self._metrics = RouterMetrics(self.app_name)
         if self._handle_source == DeploymentHandleSource.PROXY:
             proxy.add_router(self)
+        self._stopped = False
             spans.configure("proxy", self._router_id)
 
     @property
@@ -117,6 +118,19 @@ class PoolRouter(RequestRouter):
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A request or probe found the actor dead, before the controller did."""
         super().on_replica_actor_died(replica_id)
+    def stop(self) -> None:
+        """A newer one has taken its place: end its tasks, once nobody waits in it any more; from any thread."""
+        if self._tasks:
+            self._event_loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._held:
+            self._event_loop.call_later(REPORT_S, self._stop)
+            return
+        self._stopped = True  # cancelled in the moment in which it is woken, `wait_for` returns all the same
+        for task in (*self._tasks, *self._watchers.values()):
+            task.cancel()
+
         self._by_name.pop(replica_id.unique_id, None)
         self._died |= {replica_id.unique_id}
         self._apply()
@@ -305,7 +319,7 @@ class PoolRouter(RequestRouter):
 
     async def _report(self) -> None:
         """Say our need at every change, and often enough to keep the lease."""
-        while True:
+        while not self._stopped:
             self._tell.clear()
             try:
                 self._send_need()
