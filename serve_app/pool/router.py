@@ -22,6 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from serve_app.errors import Overloaded, UnknownModel
 from serve_app.live import Hold
 from serve_app.pool import answering, api_keys, body_model, naming, proxy
+from serve_app.pool.body_model import Asked
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.held import Held
 from serve_app.pool.messages import ModelNeed, NeedReport, Serving
@@ -36,6 +37,7 @@ REPORT_S = 0.25
 # A held request looks again at least this often; it is normally woken when something changes.
 LOOK_AGAIN_S = 0.1
 RETRY_WATCH_S = 0.1
+RETRY_UNREAD_S = 1.0
 DISCOVER_S = 1.0
 # Of the requests that wait, so many are linked to the promotion they wait for.
 MAX_LINKS = 8
@@ -66,6 +68,7 @@ class PoolRouter(RequestRouter):
         self._flex_requests: Counter[str] = Counter()  # by Serve's id of the request: how often it was placed there
         self._roles = Roles()
         self._models: dict[str, tuple[str, ...]] = {}
+        self._knows_models = False
         self._knows_flex = False
         self._seq = 0
         self._by_name: dict[str, RunningReplica] = {}
@@ -74,10 +77,10 @@ class PoolRouter(RequestRouter):
         self._tasks: list[asyncio.Task[None]] = []
         self._held: dict[Ticket, Held] = {}
         self._tell = asyncio.Event()
+        self._stopped = False
         self._metrics = RouterMetrics(self.app_name)
         if self._handle_source == DeploymentHandleSource.PROXY:
             proxy.add_router(self)
-        self._stopped = False
             spans.configure("proxy", self._router_id)
 
     @property
@@ -95,9 +98,9 @@ class PoolRouter(RequestRouter):
         return self._models
 
     @property
-    def knows_flex(self) -> bool:
-        """Whether standbys of this pool serve requests of `service_tier: flex`; read from other threads."""
-        return self._knows_flex
+    def reads_bodies(self) -> bool:
+        """Whether what a request's body asks for matters, or may once the roles are known; read from other threads."""
+        return len(self._models) > 1 or self._knows_flex or not self._knows_models
 
     @property
     def ready(self) -> bool:
@@ -115,9 +118,6 @@ class PoolRouter(RequestRouter):
             self._tasks = [loop.create_task(self._report()), loop.create_task(self._discover())]
         self._apply()
 
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """A request or probe found the actor dead, before the controller did."""
-        super().on_replica_actor_died(replica_id)
     def stop(self) -> None:
         """A newer one has taken its place: end its tasks, once nobody waits in it any more; from any thread."""
         if self._tasks:
@@ -131,6 +131,9 @@ class PoolRouter(RequestRouter):
         for task in (*self._tasks, *self._watchers.values()):
             task.cancel()
 
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """A request or probe found the actor dead, before the controller did."""
+        super().on_replica_actor_died(replica_id)
         self._by_name.pop(replica_id.unique_id, None)
         self._died |= {replica_id.unique_id}
         self._apply()
@@ -170,24 +173,23 @@ class PoolRouter(RequestRouter):
         timeout = min(self._dispatch.hold.max_hold_s, proxy.client_timeout_s.get())
         routed = proxy.routed.get() or proxy.Routed()
         asked = proxy.requested.get()
-        model = self._model_of(asked.model, routed)
-        ticket = Ticket(arrived, arrived + timeout, model, pending_request.metadata.session_id, api_keys.tenant.get())
-        routed.held_s = routed.held_s or 0.0  # a retry was held before
-        # Not what a client made up: that would be a series each.
-        routed.application, routed.model = self.app_name, model if model in self._models else ""
-        if asked.flex and self._knows_flex:
-            return self._choose_standby(ticket, pending_request.metadata.internal_request_id, routed)
+        ticket = Ticket(
+            arrived, arrived + timeout, session=pending_request.metadata.session_id, tenant=api_keys.tenant.get()
+        )
+        routed.application, routed.held_s = self.app_name, routed.held_s or 0.0  # a retry was held before
         try:
-            self._dispatch.offer(ticket, now)
             while True:
+                ticket.model = self._model_of(asked, routed)
+                if asked and asked.flex and self._knows_flex:
+                    return self._choose_standby(ticket, pending_request.metadata.internal_request_id, routed)
+                self._dispatch.offer(ticket, time.monotonic())
                 if ticket.slot is None:
                     await self._hold(ticket, routed)
                 replica = self._by_name.get(ticket.slot or "")
                 if replica is not None:
                     routed.slot = ticket.slot or ""
                     return replica
-                self._dispatch.give_up(ticket)  # vanished between placing and now
-                self._dispatch.offer(ticket, time.monotonic())
+                self._dispatch.give_up(ticket)  # its slot has vanished since, or only now the models are known
         except Overloaded as refused:
             self._give_up(ticket)
             self._metrics.shed(refused, routed.model)
@@ -208,17 +210,29 @@ class PoolRouter(RequestRouter):
         self._flex_requests[request] += 1
         return self._by_name[routed.slot]  # who is not there is not present in `_flex` either
 
-    def _model_of(self, name: str, routed: proxy.Routed) -> str:
-        """The id of the model that a client calls `name`; the first model for none. Raises UnknownModel."""
-        if not self._models:  # not known yet; or the pool is off, and replicas take whatever comes
-            return name if self._watchers else ""
-        if not name:
-            return next(iter(self._models))
-        for model, names in self._models.items():
-            if name in names:
-                return model
-        routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
-        raise UnknownModel(routed.unknown_model)
+    def _model_of(self, asked: Asked | None, routed: proxy.Routed) -> str:
+        """The id of the model that a client asks for; the first model if it names none.
+
+        Until the models are known it is what the client calls it: no slot is active then, and `_learn_models` has
+        everybody ask again.
+
+        Raises:
+            UnknownModel.
+            Overloaded: the proxy has not looked, not knowing yet that it matters.
+        """
+        if asked is None and len(self._models) > 1:
+            raise Overloaded("this proxy has only just heard of these models", RETRY_UNREAD_S)
+        name = asked.model if asked else ""
+        if not self._models:  # replicas of `pool: off` take whatever comes
+            return "" if self._knows_models else name
+        found = next((model for model, names in self._models.items() if not name or name in names), None)
+        if len(self._models) == 1:  # whether that is its name, its own server says
+            found = next(iter(self._models))
+        if found is None:
+            routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
+            raise UnknownModel(routed.unknown_model)
+        routed.model = found  # not what a client made up: that would be a series of metrics each
+        return found
 
     async def _hold(self, ticket: Ticket, routed: proxy.Routed) -> None:
         """Wait until the ticket is placed, or raise Overloaded at its deadline; either way note for how long."""
@@ -227,14 +241,14 @@ class PoolRouter(RequestRouter):
         routed.path = "cold" if cold else "held"
         self._tell.set()
         try:
-            while not held.placed.is_set():
+            while not held.woken.is_set():
                 left = ticket.deadline_s - time.monotonic()
                 if left <= 0:
                     raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s)
                 if ticket.evicted:
                     raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
                 try:
-                    await asyncio.wait_for(held.placed.wait(), min(left, LOOK_AGAIN_S))
+                    await asyncio.wait_for(held.woken.wait(), min(left, LOOK_AGAIN_S))
                 except TimeoutError:
                     self._release()
             held.end(ticket.slot or "", self._roles.trace(ticket.slot or ""))
@@ -272,8 +286,16 @@ class PoolRouter(RequestRouter):
         for dispatch in (self._dispatch, self._flex):
             dispatch.set_present(set(self._by_name) - self._died)
         self.has_been_ready = self.has_been_ready or self.ready
+        self._learn_models()
         self._release()
         self._tell.set()
+
+    def _learn_models(self) -> None:
+        """Once it is known which models there are, those who came before ask again: only now they can ask for one."""
+        knew, self._knows_models = self._knows_models, bool(self._models or (self._by_name and not self._watchers))
+        for ticket, held in self._held.items() if self._knows_models and not knew else ():
+            self._dispatch.give_up(ticket)
+            held.woken.set()
 
     def _plain(self) -> dict[str, Serving]:
         """Replicas without a coordinator: `pool: off`, in an application that had a pool before."""
@@ -283,7 +305,7 @@ class PoolRouter(RequestRouter):
 
     def _release(self) -> None:
         for ticket in self._dispatch.release(time.monotonic()):
-            self._held[ticket].placed.set()
+            self._held[ticket].woken.set()
             self._tell.set()
 
     def _follow(self, coordinators: set[str]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
@@ -59,8 +60,11 @@ class Cluster:
     def router(self, slots: dict[str, str]) -> PoolRouter:
         """A new one that Serve gives these replicas: the name of each one's coordinator."""
         made = PoolRouter(SLOTS, DeploymentHandleSource.PROXY, "actor")
-        made.update_replicas([_replica(slot, coordinator) for slot, coordinator in slots.items()])
+        made.update_replicas(self.replicas(slots))
         return made
+
+    def replicas(self, slots: dict[str, str]) -> list[Any]:
+        return [_replica(slot, coordinator) for slot, coordinator in slots.items()]
 
     def _coordinator(self, name: str) -> Coordinator:
         if name not in self.coordinators:
@@ -79,6 +83,32 @@ async def route(router: PoolRouter) -> str:
     request = PendingRequest(args=[], kwargs={}, metadata=RequestMetadata("1", "1"))
     replica = await router._choose_replica_for_request(request)
     return replica.replica_id.unique_id
+
+
+async def ask(router: PoolRouter | None, model: str, later: Callable[[], PoolRouter] | None = None) -> str:
+    """The slot that an HTTP request for a model gets, through what every proxy does with it.
+
+    Args:
+        later: which router it finds, if that is made only after the request has come.
+    """
+    slots: list[str] = []
+
+    async def routed(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.02 if later else 0)
+        slots.append(await route(later() if later else cast("PoolRouter", router)))
+
+    body = json.dumps({"model": model} if model else {}).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"nothing is answered here: {message}")
+
+    await proxy.PoolMiddleware(routed)(scope, receive, send)
+    return slots[0]
 
 
 async def soon(true: Callable[[], bool]) -> None:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
-from serve_app.pool.messages import ModelRole, RoleMap, Version
+from serve_app.errors import UnknownModel
+from serve_app.live import Hold
+from serve_app.pool import proxy
+from serve_app.pool.messages import ModelRole, RoleMap, Serving, Version
+from serve_app.pool.router import REPORT_S, PoolBackPressure
 
-from .routing import Cluster, route, soon
+from .routing import Cluster, ask, route, soon
 
 pytestmark = pytest.mark.asyncio
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    return Cluster(monkeypatch)
+@pytest_asyncio.fixture
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    made = Cluster(monkeypatch)
+    yield made
+    for router in proxy.routers:
+        router.stop()
+    await asyncio.sleep(0.05)
 
 
 def asleep(version: Version, usable: int = 1) -> RoleMap:
@@ -36,3 +48,94 @@ async def test_a_dead_coordinator_keeps_no_need_from_another_one(cluster: Cluste
     del cluster.coordinators["old"]
     await soon(lambda: set(new.heard[-1].needs) == {"m"})
     held.cancel()
+
+
+def two_models(hold: Hold | None = None) -> RoleMap:
+    """Slot a serves model red, which comes first, and b green, which has an adapter."""
+    active = {"a": Serving("red", 10), "b": Serving("green", 10)}
+    models = {"red": ModelRole(("red",)), "green": ModelRole(("green", "leaf"))}
+    return RoleMap((1, 1), active, models, hold=hold or Hold())
+
+
+@pytest.mark.parametrize("slots", [{}, {"a": "c", "b": "c"}])
+async def test_requests_that_come_before_the_first_role_map_get_the_model_they_ask_for(
+    cluster: Cluster, slots: dict[str, str]
+) -> None:
+    """A proxy that has just started does not know yet that there are several, nor perhaps that there is a slot."""
+    router = cluster.router(slots)
+    tasks = [asyncio.create_task(ask(router, name)) for name in ("red", "green", "leaf", "grey")]
+    tasks.append(asyncio.create_task(ask(router, "")))
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in tasks)
+    cluster.coordinator().publish(two_models())
+    router.update_replicas(cluster.replicas({"a": "c", "b": "c"}))
+    red, green, leaf, grey, unnamed = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (red, green, leaf, unnamed) == ("a", "b", "b", "a")
+    assert isinstance(grey, UnknownModel)
+    assert await ask(router, "leaf") == "b"
+
+
+async def test_the_only_model_takes_every_name(cluster: Cluster) -> None:
+    """Also one that the proxy has read before it knew that; its own server knows better what it has loaded."""
+    router = cluster.router({"a": "c"})
+    early = asyncio.create_task(ask(router, "loaded-later"))
+    await asyncio.sleep(0.05)
+    cluster.coordinator().publish(RoleMap((1, 1), {"a": Serving("m", 10)}, {"m": ModelRole(("m",))}))
+    assert await early == "a"
+    assert await ask(router, "loaded-later") == "a"
+
+
+async def test_a_request_that_nobody_has_read_is_not_given_to_any_model(cluster: Cluster) -> None:
+    """It had passed the middleware before Serve made the router; its client is told to come back."""
+    early = asyncio.create_task(ask(None, "green", lambda: router))
+    await asyncio.sleep(0)
+    router = cluster.router({"a": "c", "b": "c"})
+    cluster.coordinator().publish(two_models())
+    with pytest.raises(PoolBackPressure) as refused:
+        await early
+    assert refused.value.retry_after_s == 1.0
+
+
+async def test_those_that_wait_for_the_first_role_map_are_bounded_in_time(cluster: Cluster) -> None:
+    router = cluster.router({"a": "c"})
+    proxy.client_timeout_s.set(0.05)
+    with pytest.raises(PoolBackPressure, match="no active slot had room in time"):
+        await route(router)
+
+
+async def test_replicas_without_a_pool_take_whatever_comes(cluster: Cluster) -> None:
+    """`pool: off` in an application that had one; there will be no role map."""
+    early = asyncio.create_task(ask(cluster.router({}), "any"))
+    await asyncio.sleep(0.05)
+    proxy.routers[0].update_replicas(cluster.replicas({"a": ""}))
+    assert await early == "a"
+
+
+async def test_a_router_whose_place_another_one_has_taken_ends(cluster: Cluster) -> None:
+    """Serve drops it without a word when an application is deleted and deployed again; it says no need any more."""
+    coordinator = cluster.coordinator()
+    coordinator.publish(asleep((1, 1)))
+    old = cluster.router({"a": "c"})
+    await soon(lambda: bool(coordinator.heard))
+    [name] = {report.router for report in coordinator.heard}
+    old.update_replicas([])
+    forgotten = weakref.ref(old)
+    cluster.router({"b": "c"})
+    del old
+    await asyncio.sleep(0.05)
+    coordinator.heard.clear()
+    await asyncio.sleep(3 * REPORT_S)
+    gc.collect()
+    assert coordinator.heard and name not in {report.router for report in coordinator.heard}
+    assert forgotten() is None
+
+
+async def test_a_router_whose_place_another_one_has_taken_first_serves_those_it_holds(cluster: Cluster) -> None:
+    coordinator = cluster.coordinator()
+    coordinator.publish(asleep((1, 1)))
+    held = asyncio.create_task(route(cluster.router({"a": "c"})))
+    await soon(lambda: any(report.needs for report in coordinator.heard))
+    cluster.router({"a": "c"})
+    await asyncio.sleep(2 * REPORT_S)
+    coordinator.publish(RoleMap((1, 2), {"a": Serving("m", 10)}, {"m": ModelRole(("m",))}))
+    assert await held == "a"
