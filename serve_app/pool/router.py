@@ -7,7 +7,6 @@ because Serve swallows what it raises and does not call it at all while there ar
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
@@ -16,12 +15,12 @@ from typing import Any
 
 from ray.actor import ActorHandle
 from ray.serve._private.common import DeploymentHandleSource, ReplicaID
-from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from serve_app.errors import Overloaded, UnknownModel
 from serve_app.live import Hold
-from serve_app.pool import answering, api_keys, body_model, naming, proxy
+from serve_app.pool import api_keys, body_model, naming, proxy
+from serve_app.pool.back_pressure import PoolBackPressure
 from serve_app.pool.body_model import Asked
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.held import Held
@@ -34,22 +33,13 @@ log = logging.getLogger("ray.serve")
 
 # Need is repeated at least this often: it is the router's lease with the coordinator.
 REPORT_S = 0.25
-# A held request looks again at least this often; it is normally woken when something changes.
+# Held requests are normally woken when something changes; what is known of other proxies only ages.
 LOOK_AGAIN_S = 0.1
 RETRY_WATCH_S = 0.1
 RETRY_UNREAD_S = 1.0
 DISCOVER_S = 1.0
 # Of the requests that wait, so many are linked to the promotion they wait for.
 MAX_LINKS = 8
-
-
-class PoolBackPressure(BackPressureError):
-    """Becomes a 503, or 429, with `Retry-After` at the proxy; its message, OpenAI's error JSON, is the body."""
-
-    def __init__(self, message: str, retry_after_s: float, status: int = 503) -> None:
-        super().__init__(0, 0, status, retry_after_s)
-        self.args = (message, retry_after_s, status)  # what pickling hands to __init__
-        self._message = json.dumps(answering.error(status, message, "overloaded_error"))
 
 
 class PoolRouter(RequestRouter):
@@ -77,6 +67,7 @@ class PoolRouter(RequestRouter):
         self._tasks: list[asyncio.Task[None]] = []
         self._held: dict[Ticket, Held] = {}
         self._tell = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
         self._stopped = False
         self._metrics = RouterMetrics(self.app_name)
         if self._handle_source == DeploymentHandleSource.PROXY:
@@ -240,17 +231,16 @@ class PoolRouter(RequestRouter):
         cold = not self._dispatch.serves(ticket.model) and not self._roles.usable(ticket.model)
         routed.path = "cold" if cold else "held"
         self._tell.set()
+        if self._looking is None or self._looking.done():
+            self._looking = self._event_loop.create_task(self._look_again())
         try:
-            while not held.woken.is_set():
-                left = ticket.deadline_s - time.monotonic()
-                if left <= 0:
-                    raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s)
-                if ticket.evicted:
-                    raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
-                try:
-                    await asyncio.wait_for(held.woken.wait(), min(left, LOOK_AGAIN_S))
-                except TimeoutError:
-                    self._release()
+            try:
+                await asyncio.wait_for(held.woken.wait(), ticket.deadline_s - time.monotonic())
+            except TimeoutError:
+                if not held.woken.is_set():
+                    raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s) from None
+            if ticket.evicted:
+                raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
             held.end(ticket.slot or "", self._roles.trace(ticket.slot or ""))
         except BaseException as error:
             held.end("", "", str(error) or type(error).__name__)
@@ -258,6 +248,15 @@ class PoolRouter(RequestRouter):
         finally:
             self._held.pop(ticket, None)
             routed.held_s = time.monotonic() - ticket.arrived_s
+
+    async def _look_again(self) -> None:
+        """As long as requests are held, one look for all of them: a slot may have room, or a queue be full, unheard."""
+        while self._held:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            self._release()
+            for ticket, held in self._held.items():
+                if ticket.evicted:
+                    held.woken.set()
 
     def _give_up(self, ticket: Ticket) -> None:
         self._dispatch.give_up(ticket)

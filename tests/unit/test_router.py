@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from ray.serve._private.common import ReplicaID
 
 from serve_app.errors import UnknownModel
 from serve_app.live import Hold
-from serve_app.pool import proxy
+from serve_app.pool import api_keys, proxy
+from serve_app.pool.back_pressure import PoolBackPressure
+from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.messages import ModelRole, RoleMap, Serving, Version
-from serve_app.pool.router import REPORT_S, PoolBackPressure
+from serve_app.pool.router import LOOK_AGAIN_S, REPORT_S, PoolRouter
 
-from .routing import Cluster, ask, route, soon
+from .routing import SLOTS, Cluster, ask, route, soon
 
 pytestmark = pytest.mark.asyncio
 
@@ -139,3 +142,69 @@ async def test_a_router_whose_place_another_one_has_taken_first_serves_those_it_
     await asyncio.sleep(2 * REPORT_S)
     coordinator.publish(RoleMap((1, 2), {"a": Serving("m", 10)}, {"m": ModelRole(("m",))}))
     assert await held == "a"
+
+
+@pytest_asyncio.fixture
+async def one_slot(cluster: Cluster) -> PoolRouter:
+    """It takes one request at a time; of those that are held there may be 100."""
+    models = {"m": ModelRole(("m",))}
+    cluster.coordinator().publish(RoleMap((1, 1), {"a": Serving("m", 1)}, models, hold=Hold(max_held_requests=100)))
+    return cluster.router({"a": "c"})
+
+
+async def test_room_that_nobody_speaks_of_is_found(one_slot: PoolRouter) -> None:
+    """What another proxy had in the slot is only ever heard of when it is asked; after a moment it is asked again."""
+    await soon(lambda: one_slot.ready)
+    one_slot.on_new_queue_len_info(ReplicaID("a", SLOTS), 1)
+    held = asyncio.create_task(route(one_slot))
+    await asyncio.sleep(0.05)
+    assert not held.done()
+    async with asyncio.timeout(2):
+        assert await held == "a"
+
+
+async def test_however_many_are_held_the_queue_is_looked_at_equally_often(
+    one_slot: PoolRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them looking for all of them would take a core for a few hundred."""
+    await soon(lambda: one_slot.ready)
+    looks: list[float] = []
+    release = Dispatch.release
+
+    def counted(dispatch: Dispatch, now: float) -> list[Ticket]:
+        looks.append(now)
+        return release(dispatch, now)
+
+    assert await route(one_slot) == "a"
+    held = [asyncio.create_task(route(one_slot)) for _ in range(100)]
+    await asyncio.sleep(0.05)
+    monkeypatch.setattr(Dispatch, "release", counted)
+    await asyncio.sleep(5 * LOOK_AGAIN_S)
+    assert 1 <= len(looks) <= 6
+    for task in held:
+        task.cancel()
+
+
+async def test_whoever_loses_its_place_to_another_key_is_told_soon(one_slot: PoolRouter) -> None:
+    """Not only at its deadline."""
+    await soon(lambda: one_slot.ready)
+    api_keys.tenant.set("greedy")
+    assert await route(one_slot) == "a"
+    greedy = [asyncio.create_task(route(one_slot)) for _ in range(100)]
+    await asyncio.sleep(0.05)
+    api_keys.tenant.set("modest")
+    modest = asyncio.create_task(route(one_slot))
+    async with asyncio.timeout(2):
+        with pytest.raises(PoolBackPressure, match="others hold fewer"):
+            await greedy[-1]
+    assert not modest.done() and not any(task.done() for task in greedy[:-1])
+    for task in (*greedy, modest):
+        task.cancel()
+
+
+async def test_a_held_request_ends_at_its_deadline(one_slot: PoolRouter) -> None:
+    await soon(lambda: one_slot.ready)
+    assert await route(one_slot) == "a"
+    proxy.client_timeout_s.set(0.2)
+    with pytest.raises(PoolBackPressure, match="in time"):
+        await route(one_slot)
