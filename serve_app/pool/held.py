@@ -13,12 +13,15 @@ from serve_app.telemetry.stages import REQUEST_HOLD
 class Held:
     """Made in the request's own context, so that its span belongs to the client's trace.
 
+    Attributes:
+        woken: set once there is something for it to do, most often to go to the slot where it was placed.
+
     Args:
         arrived_s: when the request arrived, on the monotonic clock. model: which one it is for.
     """
 
     def __init__(self, arrived_s: float, model: str) -> None:
-        self.placed = asyncio.Event()
+        self.woken = asyncio.Event()
         start_s = time.time() - max(0.0, time.monotonic() - arrived_s)
         self._span = spans.open_span(
             REQUEST_HOLD,

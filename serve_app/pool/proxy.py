@@ -32,10 +32,11 @@ NOTHING = body_model.Asked("")
 TIMEOUT_HEADERS = (b"x-request-timeout-s", b"x-stainless-read-timeout")
 
 # The routers of this proxy process, for /health; and what the client of the request in this context sent along: how
-# long it will wait, what it asks for (only where that matters: several models, or flex), and its W3C trace context.
+# long it will wait, what it asks for (None where nobody has looked: it matters with several models or flex only), and
+# its W3C trace context.
 routers: list[PoolRouter] = []
 client_timeout_s: contextvars.ContextVar[float] = contextvars.ContextVar("client_timeout_s", default=math.inf)
-requested: contextvars.ContextVar[body_model.Asked] = contextvars.ContextVar("requested", default=NOTHING)
+requested: contextvars.ContextVar[body_model.Asked | None] = contextvars.ContextVar("requested", default=NOTHING)
 client_trace: contextvars.ContextVar[str] = contextvars.ContextVar("client_trace", default="")
 
 # Response headers: the slot that answers, and for how many seconds the request was held before it went there.
@@ -97,9 +98,10 @@ class PoolMiddleware:
                 client_timeout_s.set(NOT_HELD_S)  # a pool that is about to begin must not hold it
             else:
                 client_timeout_s.set(_timeout(scope["headers"]))
-                if any(len(router.models) > 1 or router.knows_flex for router in routers):
+                asked = None
+                if any(router.reads_bodies for router in routers):
                     asked, scope, receive = await body_model.with_model(scope, receive)
-                    requested.set(asked)
+                requested.set(asked)
             scope, receive = await carried_body.carry(scope, receive)
             client_trace.set(_traceparent(scope["headers"]))
             found = Routed()
@@ -128,7 +130,13 @@ def _with_headers(send: Send, found: Routed) -> Send:
 
 
 def add_router(router: PoolRouter) -> None:
-    """Serve makes a router when an application is deployed and tells nobody when it drops it: the newer one counts."""
+    """Serve makes a router when an application is deployed and tells nobody when it drops it: the newer one counts.
+
+    Its own tasks would keep the older one alive for ever, and have it report, and set gauges, beside the newer one.
+    """
+    for known in routers:
+        if known.deployment == router.deployment:
+            known.stop()
     routers[:] = [known for known in routers if known.deployment != router.deployment] + [router]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from serve_app.pool.messages import ModelRole, RoleMap, Serving, Version
 
 
@@ -52,10 +54,11 @@ class Roles:
             merged |= {name: role.names for name, role in role_map.models.items() if name not in merged}
         return merged
 
-    def answerable(self, model: str) -> str | None:
-        """The coordinator that need for a model goes to: the newest with a usable standby, or else with a slot that the
-        model may be given, or else the newest."""
-        return max(self._maps, key=lambda name: self._merit(name, model), default=None)
+    def answerable(self, model: str, reachable: Collection[str]) -> str | None:
+        """Which of the coordinators within reach need for a model goes to: the newest with a usable standby, or else
+        with a slot that the model may be given, or else the newest. None if no map of theirs is known."""
+        known = [name for name in self._maps if name in reachable]
+        return max(known, key=lambda name: self._merit(name, model), default=None)
 
     def _merit(self, coordinator: str, model: str) -> tuple[bool, bool, Version]:
         role_map = self._maps[coordinator]

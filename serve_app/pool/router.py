@@ -7,20 +7,21 @@ because Serve swallows what it raises and does not call it at all while there ar
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
 from collections import Counter
 from typing import Any
 
+from ray.actor import ActorHandle
 from ray.serve._private.common import DeploymentHandleSource, ReplicaID
-from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from serve_app.errors import Overloaded, UnknownModel
 from serve_app.live import Hold
-from serve_app.pool import answering, api_keys, body_model, naming, proxy
+from serve_app.pool import api_keys, body_model, naming, proxy
+from serve_app.pool.back_pressure import PoolBackPressure
+from serve_app.pool.body_model import Asked
 from serve_app.pool.dispatch import Dispatch, Ticket
 from serve_app.pool.held import Held
 from serve_app.pool.messages import ModelNeed, NeedReport, Serving
@@ -32,21 +33,13 @@ log = logging.getLogger("ray.serve")
 
 # Need is repeated at least this often: it is the router's lease with the coordinator.
 REPORT_S = 0.25
-# A held request looks again at least this often; it is normally woken when something changes.
+# Held requests are normally woken when something changes; what is known of other proxies only ages.
 LOOK_AGAIN_S = 0.1
 RETRY_WATCH_S = 0.1
+RETRY_UNREAD_S = 1.0
 DISCOVER_S = 1.0
 # Of the requests that wait, so many are linked to the promotion they wait for.
 MAX_LINKS = 8
-
-
-class PoolBackPressure(BackPressureError):
-    """Becomes a 503, or 429, with `Retry-After` at the proxy; its message, OpenAI's error JSON, is the body."""
-
-    def __init__(self, message: str, retry_after_s: float, status: int = 503) -> None:
-        super().__init__(0, 0, status, retry_after_s)
-        self.args = (message, retry_after_s, status)  # what pickling hands to __init__
-        self._message = json.dumps(answering.error(status, message, "overloaded_error"))
 
 
 class PoolRouter(RequestRouter):
@@ -65,6 +58,7 @@ class PoolRouter(RequestRouter):
         self._flex_requests: Counter[str] = Counter()  # by Serve's id of the request: how often it was placed there
         self._roles = Roles()
         self._models: dict[str, tuple[str, ...]] = {}
+        self._knows_models = False
         self._knows_flex = False
         self._seq = 0
         self._by_name: dict[str, RunningReplica] = {}
@@ -73,6 +67,8 @@ class PoolRouter(RequestRouter):
         self._tasks: list[asyncio.Task[None]] = []
         self._held: dict[Ticket, Held] = {}
         self._tell = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._stopped = False
         self._metrics = RouterMetrics(self.app_name)
         if self._handle_source == DeploymentHandleSource.PROXY:
             proxy.add_router(self)
@@ -93,9 +89,9 @@ class PoolRouter(RequestRouter):
         return self._models
 
     @property
-    def knows_flex(self) -> bool:
-        """Whether standbys of this pool serve requests of `service_tier: flex`; read from other threads."""
-        return self._knows_flex
+    def reads_bodies(self) -> bool:
+        """Whether what a request's body asks for matters, or may once the roles are known; read from other threads."""
+        return len(self._models) > 1 or self._knows_flex or not self._knows_models
 
     @property
     def ready(self) -> bool:
@@ -112,6 +108,19 @@ class PoolRouter(RequestRouter):
             loop = self._event_loop
             self._tasks = [loop.create_task(self._report()), loop.create_task(self._discover())]
         self._apply()
+
+    def stop(self) -> None:
+        """A newer one has taken its place: end its tasks, once nobody waits in it any more; from any thread."""
+        if self._tasks:
+            self._event_loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._held:
+            self._event_loop.call_later(REPORT_S, self._stop)
+            return
+        self._stopped = True  # cancelled in the moment in which it is woken, `wait_for` returns all the same
+        for task in (*self._tasks, *self._watchers.values()):
+            task.cancel()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A request or probe found the actor dead, before the controller did."""
@@ -155,24 +164,23 @@ class PoolRouter(RequestRouter):
         timeout = min(self._dispatch.hold.max_hold_s, proxy.client_timeout_s.get())
         routed = proxy.routed.get() or proxy.Routed()
         asked = proxy.requested.get()
-        model = self._model_of(asked.model, routed)
-        ticket = Ticket(arrived, arrived + timeout, model, pending_request.metadata.session_id, api_keys.tenant.get())
-        routed.held_s = routed.held_s or 0.0  # a retry was held before
-        # Not what a client made up: that would be a series each.
-        routed.application, routed.model = self.app_name, model if model in self._models else ""
-        if asked.flex and self._knows_flex:
-            return self._choose_standby(ticket, pending_request.metadata.internal_request_id, routed)
+        ticket = Ticket(
+            arrived, arrived + timeout, session=pending_request.metadata.session_id, tenant=api_keys.tenant.get()
+        )
+        routed.application, routed.held_s = self.app_name, routed.held_s or 0.0  # a retry was held before
         try:
-            self._dispatch.offer(ticket, now)
             while True:
+                ticket.model = self._model_of(asked, routed)
+                if asked and asked.flex and self._knows_flex:
+                    return self._choose_standby(ticket, pending_request.metadata.internal_request_id, routed)
+                self._dispatch.offer(ticket, time.monotonic())
                 if ticket.slot is None:
                     await self._hold(ticket, routed)
                 replica = self._by_name.get(ticket.slot or "")
                 if replica is not None:
                     routed.slot = ticket.slot or ""
                     return replica
-                self._dispatch.give_up(ticket)  # vanished between placing and now
-                self._dispatch.offer(ticket, time.monotonic())
+                self._dispatch.give_up(ticket)  # its slot has vanished since, or only now the models are known
         except Overloaded as refused:
             self._give_up(ticket)
             self._metrics.shed(refused, routed.model)
@@ -193,17 +201,29 @@ class PoolRouter(RequestRouter):
         self._flex_requests[request] += 1
         return self._by_name[routed.slot]  # who is not there is not present in `_flex` either
 
-    def _model_of(self, name: str, routed: proxy.Routed) -> str:
-        """The id of the model that a client calls `name`; the first model for none. Raises UnknownModel."""
-        if not self._models:  # not known yet; or the pool is off, and replicas take whatever comes
-            return name if self._watchers else ""
-        if not name:
-            return next(iter(self._models))
-        for model, names in self._models.items():
-            if name in names:
-                return model
-        routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
-        raise UnknownModel(routed.unknown_model)
+    def _model_of(self, asked: Asked | None, routed: proxy.Routed) -> str:
+        """The id of the model that a client asks for; the first model if it names none.
+
+        Until the models are known it is what the client calls it: no slot is active then, and `_learn_models` has
+        everybody ask again.
+
+        Raises:
+            UnknownModel.
+            Overloaded: the proxy has not looked, not knowing yet that it matters.
+        """
+        if asked is None and len(self._models) > 1:
+            raise Overloaded("this proxy has only just heard of these models", RETRY_UNREAD_S)
+        name = asked.model if asked else ""
+        if not self._models:  # replicas of `pool: off` take whatever comes
+            return "" if self._knows_models else name
+        found = next((model for model, names in self._models.items() if not name or name in names), None)
+        if len(self._models) == 1:  # whether that is its name, its own server says
+            found = next(iter(self._models))
+        if found is None:
+            routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
+            raise UnknownModel(routed.unknown_model)
+        routed.model = found  # not what a client made up: that would be a series of metrics each
+        return found
 
     async def _hold(self, ticket: Ticket, routed: proxy.Routed) -> None:
         """Wait until the ticket is placed, or raise Overloaded at its deadline; either way note for how long."""
@@ -211,17 +231,16 @@ class PoolRouter(RequestRouter):
         cold = not self._dispatch.serves(ticket.model) and not self._roles.usable(ticket.model)
         routed.path = "cold" if cold else "held"
         self._tell.set()
+        if self._looking is None or self._looking.done():
+            self._looking = self._event_loop.create_task(self._look_again())
         try:
-            while not held.placed.is_set():
-                left = ticket.deadline_s - time.monotonic()
-                if left <= 0:
-                    raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s)
-                if ticket.evicted:
-                    raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
-                try:
-                    await asyncio.wait_for(held.placed.wait(), min(left, LOOK_AGAIN_S))
-                except TimeoutError:
-                    self._release()
+            try:
+                await asyncio.wait_for(held.woken.wait(), ticket.deadline_s - time.monotonic())
+            except TimeoutError:
+                if not held.woken.is_set():
+                    raise Overloaded("no active slot had room in time", self._dispatch.retry_after_s) from None
+            if ticket.evicted:
+                raise Overloaded("others hold fewer requests than this API key", self._dispatch.retry_after_s)
             held.end(ticket.slot or "", self._roles.trace(ticket.slot or ""))
         except BaseException as error:
             held.end("", "", str(error) or type(error).__name__)
@@ -229,6 +248,15 @@ class PoolRouter(RequestRouter):
         finally:
             self._held.pop(ticket, None)
             routed.held_s = time.monotonic() - ticket.arrived_s
+
+    async def _look_again(self) -> None:
+        """As long as requests are held, one look for all of them: a slot may have room, or a queue be full, unheard."""
+        while self._held:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            self._release()
+            for ticket, held in self._held.items():
+                if ticket.evicted:
+                    held.woken.set()
 
     def _give_up(self, ticket: Ticket) -> None:
         self._dispatch.give_up(ticket)
@@ -257,8 +285,16 @@ class PoolRouter(RequestRouter):
         for dispatch in (self._dispatch, self._flex):
             dispatch.set_present(set(self._by_name) - self._died)
         self.has_been_ready = self.has_been_ready or self.ready
+        self._learn_models()
         self._release()
         self._tell.set()
+
+    def _learn_models(self) -> None:
+        """Once it is known which models there are, those who came before ask again: only now they can ask for one."""
+        knew, self._knows_models = self._knows_models, bool(self._models or (self._by_name and not self._watchers))
+        for ticket, held in self._held.items() if self._knows_models and not knew else ():
+            self._dispatch.give_up(ticket)
+            held.woken.set()
 
     def _plain(self) -> dict[str, Serving]:
         """Replicas without a coordinator: `pool: off`, in an application that had a pool before."""
@@ -268,7 +304,7 @@ class PoolRouter(RequestRouter):
 
     def _release(self) -> None:
         for ticket in self._dispatch.release(time.monotonic()):
-            self._held[ticket].placed.set()
+            self._held[ticket].woken.set()
             self._tell.set()
 
     def _follow(self, coordinators: set[str]) -> None:
@@ -304,7 +340,7 @@ class PoolRouter(RequestRouter):
 
     async def _report(self) -> None:
         """Say our need at every change, and often enough to keep the lease."""
-        while True:
+        while not self._stopped:
             self._tell.clear()
             try:
                 self._send_need()
@@ -317,11 +353,12 @@ class PoolRouter(RequestRouter):
                 continue
 
     def _send_need(self) -> None:
-        """One report to every coordinator we follow; only one of them is asked for a model's capacity."""
+        """One report to every coordinator that is there; only one of them is asked for a model's capacity."""
         needs = self._needs()
-        asked = {model: self._roles.answerable(model) for model in needs}
+        reachable = self._reachable()
+        asked = {model: self._roles.answerable(model, reachable) for model in needs}
         self._seq += 1
-        for name in self._watchers:
+        for name, coordinator in reachable.items():
             report = NeedReport(
                 router=self._router_id,
                 seq=self._seq,
@@ -330,7 +367,17 @@ class PoolRouter(RequestRouter):
                 slots=frozenset(self._by_name),
                 died=self._died,
             )
-            naming.coordinator(name).need.remote(report)
+            coordinator.need.remote(report)
+
+    def _reachable(self) -> dict[str, ActorHandle]:
+        """The coordinators we follow that are there: in a rollout Serve does not recreate the old version's."""
+        found: dict[str, ActorHandle] = {}
+        for name in self._watchers:
+            try:
+                found[name] = naming.coordinator(name)
+            except Exception as error:
+                log.debug("need report to %s: %s", name, error)
+        return found
 
     def _needs(self) -> dict[str, ModelNeed]:
         now = time.monotonic()

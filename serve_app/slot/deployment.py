@@ -264,7 +264,8 @@ class Slot:
         """Every engine at the command's tier for it."""
         with self._transitions.run(Stage.DEMOTION, self._model, command.reason, start_s=drained_s):
             past(Stage.DRAIN, drained_s, time.time())
-            await self._gate.flex.end()
+            if not self._engines.stays_awake(command):
+                await self._gate.flex.end()
             await self._engines.rest(command)
             self._life.apply(Event.ASLEEP)
             self._open_to_flex()

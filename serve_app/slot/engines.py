@@ -11,7 +11,7 @@ from serve_app.config import ModelConfig, SlotConfig, Tier
 from serve_app.engine.base import AsgiApp, Engine, EngineLoad, Fingerprint, Siblings
 from serve_app.errors import OutOfMemory, Refused, StageTimeout
 from serve_app.live import Verify
-from serve_app.pool.messages import Command, EngineReport
+from serve_app.pool.messages import Command, EngineReport, Welcome
 from serve_app.slot.held import HeldEngine, Introduce
 from serve_app.slot.turn import gpu_turn
 from serve_app.telemetry.stages import Stage
@@ -41,17 +41,20 @@ class SlotEngines:
         Args:
             started: called with each engine as soon as it has started.
         """
-        tiers: dict[str, Tier] = {}
+        welcomes: dict[str, Welcome] = {}
         alone = len(self._held) == 1
         for name, held in self._held.items():
             async with gpu_turn(self._slot):
                 await held.engine.start()
                 await started(held)
-                tiers[name] = await held.warm_up(introduce)
-                if tiers[name] is not Tier.READY or not alone:
-                    await held.sleep_first(_asleep(tiers[name]))
+                welcomes[name] = await held.warm_up(introduce)
+                if welcomes[name].tier is not Tier.READY or not alone:
+                    await held.sleep_first(_asleep(welcomes[name].tier))
             await held.collect()
-        await self._wake_ready_one(tiers)
+        # All of this is within the deadline of the cold start.
+        for held in self._kept_ready({name: welcome.tier for name, welcome in welcomes.items()}):
+            await held.wake()
+            await held.verify(welcomes[held.model.id].verify, welcomes[held.model.id].tolerance)
 
     def ensure_usable(self, model: str) -> None:
         """Raises Refused if this slot cannot wake this model."""
@@ -79,29 +82,41 @@ class SlotEngines:
             except OutOfMemory as short:
                 raise OutOfMemory(f"{short}; {self._holders()}") from short
         # An engine of tier `ready` is still the one that was verified when it started or woke up last.
-        if command.verify is not Verify.OFF and not was_awake:
-            await within(held.verify(command.verify, command.tolerance), command.verify_s, Stage.VERIFY)
+        if not was_awake:
+            await self._verify(held, command)
         return held
 
     async def rest(self, command: Command) -> None:
-        """Each engine at the command's tier for it, as long as none serves."""
-        tiers = {held: command.tiers.get(held.model.id, Tier.HOST) for held in self.usable if not held.engine.lent}
-        before = {held: held.tier for held in tiers}
-        # From one level to another an engine must be awake in between.
-        changing = [
-            held for held in tiers if tiers[held] is not Tier.READY and held.tier not in (tiers[held], Tier.READY)
-        ]
+        """Each engine at the command's tier for it, as long as none serves.
+
+        Raises:
+            StageTimeout, EngineError.
+            GoldenMismatch: of the one kept awake: the next promotion for it checks no more.
+        """
+        before = {held: held.tier for held in self._resting(command)}
+        changing = self._changing(command)
+        asleep = [] if self.stays_awake(command) else [held for held in before if held.tier is Tier.READY]
         async with gpu_turn(self._slot):
-            for held, tier in tiers.items():
-                if held.tier is Tier.READY and (changing or tier is not Tier.READY):
-                    await self._sleep(held, command)
+            for held in asleep:
+                await self._sleep(held, command)
             for held in changing:
                 await within(held.wake(), command.wake_s, "engine.wake")
                 await self._sleep(held, command)
-            await self._wake_ready_one(command.tiers)
+            woken = self._kept_ready(command.tiers)
+            for held in woken:
+                await within(held.wake(), command.wake_s, "engine.wake")
+        for held in woken:
+            await self._verify(held, command)
         for held in before:
             if held in changing or held.tier is not before[held]:
                 await held.collect()
+
+    def stays_awake(self, command: Command) -> bool:
+        """Whether `rest` leaves the engine that is awake as it is."""
+        resting = self._resting(command)
+        return not self._changing(command) and all(
+            tier is Tier.READY for held, tier in resting.items() if held.tier is Tier.READY
+        )
 
     async def give_up(self, model: str, error: str) -> None:
         """End one engine for good, and with it all models that share it; the others can still serve."""
@@ -159,10 +174,22 @@ class SlotEngines:
         with stage(Stage.SLEEP, tier=str(tier), model=held.model.id):
             await within(held.sleep(tier), command.sleep_s, Stage.SLEEP)
 
-    async def _wake_ready_one(self, tiers: Mapping[str, Tier]) -> None:
-        for held in self.usable:
-            if tiers.get(held.model.id) is Tier.READY and held.tier is not Tier.READY:
-                await held.wake()
+    async def _verify(self, held: HeldEngine, command: Command) -> None:
+        if command.verify is not Verify.OFF:
+            await within(held.verify(command.verify, command.tolerance), command.verify_s, Stage.VERIFY)
+
+    def _resting(self, command: Command) -> dict[HeldEngine, Tier]:
+        """The engines that have a tier of their own now, each with the one it is to have."""
+        return {held: command.tiers.get(held.model.id, Tier.HOST) for held in self.usable if not held.engine.lent}
+
+    def _changing(self, command: Command) -> list[HeldEngine]:
+        """Those that sleep at another level than they are to: in between they must be awake."""
+        resting = self._resting(command).items()
+        return [held for held, tier in resting if tier is not Tier.READY and held.tier not in (tier, Tier.READY)]
+
+    def _kept_ready(self, tiers: Mapping[str, Tier]) -> list[HeldEngine]:
+        """Who is to stay awake, which one engine of a slot may, and is not."""
+        return [held for held in self.usable if tiers.get(held.model.id) is Tier.READY and held.tier is not Tier.READY]
 
     def _sharing(self, model: str) -> list[HeldEngine]:
         shared = self._held[model].model.engine_id

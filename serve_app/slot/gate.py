@@ -74,8 +74,8 @@ class Gate:
         self._move()
 
     def try_shut(self) -> bool:
-        """Shut if nothing is in flight; False, and still open, if something is."""
-        if self.in_flight or self.flex.in_flight:
+        """Shut if nothing is in flight; False, and still open, if something is. Who may wait keeps nobody from it."""
+        if self.in_flight:
             return False
         self._app = None
         return True

@@ -54,8 +54,9 @@ class HeldEngine:
         settings = json.dumps(self.model.engine_kwargs, sort_keys=True, default=str)
         return f"{self.model.id}/{self._device}/{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
 
-    async def warm_up(self, introduce: Introduce | None) -> Tier:
-        """After its start: serve a few requests and pass the golden check; returns the tier to keep it at.
+    async def warm_up(self, introduce: Introduce | None) -> Welcome:
+        """After its start: serve a few requests and pass the golden check; returns at which tier to keep it and how
+        strictly to check it.
 
         Args:
             introduce: None where there is no pool.
@@ -69,11 +70,11 @@ class HeldEngine:
         with stage(Stage.VERIFY, model=self.model.id):
             fingerprint = await self.engine.fingerprint()
         if introduce is None:
-            return Tier.READY
+            return Welcome(fingerprint, Verify.OFF, 0.0, Tier.READY)
         welcome = await introduce(self.model.id, self.kind, fingerprint)
         self.anchor = welcome.anchor
         self._check(fingerprint, welcome.verify, welcome.tolerance)
-        return welcome.tier
+        return welcome
 
     async def sleep_first(self, tier: Tier) -> None:
         """Fall asleep, wake and fall asleep: the first sleep pins host memory for seconds, and nobody else may pay."""

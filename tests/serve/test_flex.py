@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from .pool import MODEL, Pool, served
+from .pool import MODEL, Answer, Pool, served
 
 READY = {"slots": {"min": 2, "max": 2, "demote_after_s": 1}, "models": {MODEL: {"tier": "ready"}}}
 LONG = 150  # tokens, 20 ms each
@@ -110,6 +110,46 @@ def test_a_promotion_needs_no_wake_and_takes_nothing_from_anybody(busy: Pool) ->
     assert len(served(burst, 60)) == 8
     [promotion] = [entry for entry in busy.promotions() if entry["slot"] == standby["slot"]][-1:]
     assert not {"engine.wake.weights", "engine.sleep"} & {stage["stage"] for stage in promotion["stages"]}
+
+
+def test_a_demotion_neither_waits_for_them_nor_ends_them(busy: Pool) -> None:
+    """Its engine stays awake, so the slot is standby again while they go on."""
+    [standby] = busy.slots("standby")
+
+    def is_back(status: dict[str, Any]) -> bool:
+        [slot] = [slot for slot in status["slots"] if slot["slot"] == standby["slot"]]
+        return (slot["state"], slot["flex_in_flight"]) == ("standby", 1)
+
+    async def run() -> Flex:
+        async with httpx.AsyncClient(timeout=60) as client:
+            [task] = await begun(client, busy, 1, 750)
+            assert len(served(await busy.burst_async(8, 30), 30)) == 8
+            assert standby["slot"] in {entry["slot"] for entry in busy.promotions()}
+            await asyncio.to_thread(busy.wait, is_back, "it is standby again, with the flex request inside", 12)
+            return await task
+
+    answer = asyncio.run(run())
+    assert (answer.slot, answer.tokens, answer.error) == (standby["slot"], 750, None)
+
+
+def test_a_slot_is_taken_over_by_another_model_though_they_are_inside(pool: Pool) -> None:
+    """It has been promoted with them inside; they are told to come back, and nobody waits for them."""
+    slots = {"min": 1, "max": 1, "standby": 1, "demote_after_s": 0.3, "keep_model_s": 0.3}
+    live = {"slots": slots, "models": {MODEL: {"tier": "ready", "min_active": 0}}}
+    pool.deploy(live, slot={"flex_requests": 2}, ids=[MODEL, "other"])
+
+    async def run() -> tuple[Answer, Answer, Flex]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            [task] = await begun(client, pool, 1, 2500)
+            first = asyncio.create_task(pool.stream(client, 100))
+            await asyncio.to_thread(pool.wait, lambda status: pool.slots("active"), "it is promoted")
+            other = await pool.stream(client, 5, {"x-request-timeout-s": "20"}, "other")
+            return await first, other, await task
+
+    first, other, cut = asyncio.run(run())
+    assert (first.status, first.done) == (200, True)
+    assert (other.status, other.model, other.done) == (200, "other", True)
+    assert cut.error is not None and cut.error["code"] == 429 and cut.tokens < 2500
 
 
 def test_where_its_engine_must_sleep_they_are_told_so(busy: Pool) -> None:

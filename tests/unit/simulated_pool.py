@@ -262,7 +262,8 @@ class ModelRouter:
 
     def needs(self, now: float) -> list[tuple[str, NeedReport]]:
         needs = {model: ModelNeed(waiting) for model, (waiting, _) in self.dispatch.need(now).items()}
-        asked = {model: self.roles.answerable(model) for model in needs}
+        reachable = set(self.listed.values())
+        asked = {model: self.roles.answerable(model, reachable) for model in needs}
         self.seq += 1
         return [
             (
@@ -276,7 +277,7 @@ class ModelRouter:
                     died=frozenset(self.died),
                 ),
             )
-            for name in sorted(set(self.listed.values()))
+            for name in sorted(reachable)
         ]
 
     def where(self, place: str) -> list[Request]:

@@ -135,17 +135,17 @@ async def test_a_client_that_goes_away_ends_its_request() -> None:
     assert door.in_flight == 0 and len(client.sent) == 2
 
 
-async def test_a_gate_does_not_shut_on_flex_requests() -> None:
-    """They count apart: they are no load that others would be kept away for."""
+async def test_flex_requests_keep_no_gate_open() -> None:
+    """They count apart: they are no load that others would be kept away for, and none that a demotion waits for."""
     gate = Gate(lambda: None, {"m": ("m",)}, flex=2)
     engine = Engine()
     gate.flex.open(engine, "m")
     client = Client(gate)
     await until(lambda: len(engine.asked) == 1)
-    assert (gate.in_flight, gate.flex.in_flight) == (0, 1) and not gate.try_shut()
+    assert (gate.in_flight, gate.flex.in_flight) == (0, 1) and gate.try_shut()
     engine.let_go.set()
     await client.task
-    assert gate.try_shut()
+    assert client.text.endswith("[DONE]\n\n")
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,10 @@ class Listed:
 
     def __init__(self, deployment: str, models: dict[str, tuple[str, ...]], has_replicas: bool = True) -> None:
         self.deployment, self.models, self.has_replicas = deployment, models, has_replicas
+        self.stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 TWO = {"x": ("x",), "y": ("y", "y-lora")}
@@ -212,3 +216,4 @@ def test_an_application_that_is_deployed_anew_has_one_router(monkeypatch: pytest
     for router in (old, other, new):
         proxy.add_router(router)  # type: ignore[arg-type]
     assert proxy.routers == [other, new]
+    assert [known.stopped for known in (old, other, new)] == [True, False, False]

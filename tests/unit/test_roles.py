@@ -5,6 +5,8 @@ from __future__ import annotations
 from serve_app.pool.messages import ModelRole, RoleMap, Serving, Version
 from serve_app.pool.roles import Roles
 
+BOTH = ("old", "new")
+
 
 def role_map(version: Version, *active: str, standbys: int = 0, stages: dict[str, str] | None = None) -> RoleMap:
     models = {"m": ModelRole(("m",), standbys)}
@@ -21,7 +23,7 @@ def roles(**maps: RoleMap) -> Roles:
 def test_roles_before_the_first_map_nothing_is_active() -> None:
     """Without a map: nobody active, nothing seen, nobody to ask."""
     empty = Roles()
-    assert (empty.active(), empty.stages(), empty.newest(), empty.answerable("m")) == ({}, {}, None, None)
+    assert (empty.active(), empty.stages(), empty.newest(), empty.answerable("m", {"c"})) == ({}, {}, None, None)
     assert empty.seen("c") == (0, 0)
 
 
@@ -52,9 +54,16 @@ def test_roles_two_coordinators_are_merged() -> None:
 
 def test_roles_need_goes_to_the_newest_with_a_usable_standby() -> None:
     """The newest coordinator that can do something is asked; where none can, the newest."""
-    assert roles(old=role_map((1, 9), standbys=1), new=role_map((2, 1), standbys=1)).answerable("m") == "new"
-    assert roles(old=role_map((1, 9), standbys=1), new=role_map((2, 1))).answerable("m") == "old"
-    assert roles(old=role_map((1, 9)), new=role_map((2, 1))).answerable("m") == "new"
+    assert roles(old=role_map((1, 9), standbys=1), new=role_map((2, 1), standbys=1)).answerable("m", BOTH) == "new"
+    assert roles(old=role_map((1, 9), standbys=1), new=role_map((2, 1))).answerable("m", BOTH) == "old"
+    assert roles(old=role_map((1, 9)), new=role_map((2, 1))).answerable("m", BOTH) == "new"
+
+
+def test_roles_need_goes_to_nobody_out_of_reach() -> None:
+    """What a coordinator had last said it could do is worth nothing once it is gone."""
+    known = roles(old=role_map((1, 9), standbys=1), new=role_map((2, 1)))
+    assert known.answerable("m", {"new"}) == "new"
+    assert known.answerable("m", {"another"}) is None
 
 
 def test_roles_keep_only_forgets_a_coordinator_without_replicas() -> None:
