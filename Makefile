@@ -1,7 +1,7 @@
 # make serve    serve the default model on this machine's CPU     (MODEL=org/name or a directory: another one;
 #               CONFIG=configs/x.yaml: a Serve config file; on a node with GPUs: GPU=1 CONFIG=configs/one-gpu.yaml)
 # make install  only the environment, in .venv                     (GPU=1: the one for GPUs, x86_64 and Python 3.11)
-# make test     run the tests                                      (in the CPU environment, as all below)
+# make test     run the tests                                      (in the CPU environment)
 # make check    format, lint, types, layers
 # make lock     renew requirements/*.txt
 # make notebooks  run the notebooks and store their outputs

@@ -220,7 +220,9 @@ def test_only_the_public_port_is_open(name: str, built: dict[str, list[Manifest]
 def test_workers_reach_the_collector_and_little_else(name: str, built: dict[str, list[Manifest]]) -> None:
     """Spans of slots and proxies leave the worker's pod; the rest of the world stays out of reach."""
     [policy] = [manifest["spec"] for manifest in built[name] if manifest["metadata"]["name"] == "workers-stay-inside"]
-    assert all(peer for rule in policy["egress"] for peer in rule["to"])
+    assert all(peer["podSelector"]["matchLabels"] for rule in policy["egress"] for peer in rule["to"]), (
+        "named pods only"
+    )
     manifests = KUBERAY.parent / "observability" / "kubernetes"
     [space] = yaml.safe_load_all((manifests / "namespace.yaml").read_text())
     [service] = [
