@@ -1,5 +1,7 @@
-# make serve    serve the default model on this machine's CPU     (MODEL=org/name or a directory: another one)
-# make test     run the tests                                      (CONFIG=configs/x.yaml: a Serve config file)
+# make serve    serve the default model on this machine's CPU     (MODEL=org/name or a directory: another one;
+#               CONFIG=configs/x.yaml: a Serve config file; on a node with GPUs: GPU=1 CONFIG=configs/one-gpu.yaml)
+# make install  only the environment, in .venv                     (GPU=1: the one for GPUs, x86_64 and Python 3.11)
+# make test     run the tests                                      (in the CPU environment)
 # make check    format, lint, types, layers
 # make lock     renew requirements/*.txt
 # make notebooks  run the notebooks and store their outputs
@@ -9,7 +11,9 @@
 PYTHON ?= python3
 MODEL ?=
 CONFIG ?=
-# PyTorch's CPU index, where pip does not find a CPU build of torch by itself.
+# 1: the packages of a node with NVIDIA GPUs (requirements/gpu.txt) instead of the CPU's.
+GPU ?=
+# PyTorch's CPU index. PyPI alone has no CPU build of torch: https://download.pytorch.org/whl/cpu has.
 TORCH_INDEX ?=
 # Arguments for pytest, as in `make test PYTEST="tests/unit -x"`.
 PYTEST ?=
@@ -19,7 +23,16 @@ BIN := $(VENV)/bin
 # With `.venv` active, as Ray's workers and the model's conversion start `python` of their own.
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-INSTALLED := $(VENV)/.installed.stamp
+# A stamp for each kind: both have files of their own in vllm/ and torch/, so one never goes on top of the other.
+CPU_STAMP := $(VENV)/.installed-cpu.stamp
+GPU_STAMP := $(VENV)/.installed-gpu.stamp
+ifeq ($(GPU),)
+INSTALLED := $(CPU_STAMP)
+else ifeq ($(GPU),1)
+INSTALLED := $(GPU_STAMP)
+else
+$(error GPU is '$(GPU)': 1, or left out, is wanted)
+endif
 
 .PHONY: install serve test check notebooks lock audit clean
 
@@ -27,7 +40,8 @@ install: $(INSTALLED)
 
 # --no-deps: the lock is complete, and a resolver would add the CUDA builds that it leaves out.
 # --no-build-isolation: build with the lock's setuptools instead of downloading another one.
-$(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
+$(CPU_STAMP): requirements/cpu.txt requirements/torch.txt pyproject.toml
+	@if [ -e $(GPU_STAMP) ]; then echo "$(VENV) is for GPUs: add GPU=1, or 'make clean' first" >&2; exit 1; fi
 	@echo "Installing into $(VENV) (the first time about 1 GB, some minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r requirements/torch.txt
@@ -35,12 +49,26 @@ $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# The lock has one file a package, so pip would refuse any other machine only package by package.
+$(GPU_STAMP): requirements/gpu.txt pyproject.toml
+	@if [ -e $(CPU_STAMP) ]; then echo "$(VENV) is for the CPU: leave GPU=1 out, or 'make clean' first" >&2; exit 1; fi
+	@$(PYTHON) -c 'import platform, sys; found = (platform.machine(), *sys.version_info[:2]); found == ("x86_64", 3, 11) \
+	  or sys.exit(f"requirements/gpu.txt is for x86_64 with Python 3.11, found {found}: PYTHON=python3.11 names another")'
+	@echo "Installing into $(VENV) for GPUs (the first time several GB, many minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --no-deps --require-hashes -r requirements/gpu.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# RAY_preload_python_modules: of the Ray that `serve run` starts; with a file nothing of ours runs before that Ray does.
 serve: install
-ifeq ($(CONFIG),)
+ifneq ($(CONFIG),)
+	@$(RUN) RAY_preload_python_modules=serve_app.engine.spare serve run $(CONFIG)
+else ifeq ($(GPU),1)
+	@echo "GPU=1 serves a file, as in: make serve GPU=1 CONFIG=configs/one-gpu.yaml" >&2; exit 1
+else
 	@$(RUN) serve-app prepare $(MODEL)
 	@$(RUN) serve run serve_app:app $(if $(MODEL),model=$(MODEL))
-else
-	@$(RUN) serve run $(CONFIG)
 endif
 
 test: install

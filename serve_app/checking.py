@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from serve_app import SERVE_ENVIRONMENT
+from serve_app import PROXY_CALLBACK, SERVE_ENVIRONMENT
 from serve_app.config import POOL_DEPLOYMENT, SLOT_DEPLOYMENT, AppConfig, parse_app
 from serve_app.errors import ConfigError
 from serve_app.live import LiveSettings, parse_live
@@ -125,6 +125,11 @@ def _check_application(application: dict[str, Any], where: str, report: Report) 
         except ConfigError as error:
             report.problems += _lines(error, f"{where}.deployments")
     report.problems += [f"{where}.deployments.{problem}" for problem in _check_deployments(deployments, pool)]
+    if app is not None and app.slot.gpus and "max_ongoing_requests" not in app.slot.model_fields_set:
+        report.notes.append(
+            f"{where}.args.slot.max_ongoing_requests: left out, so a slot takes {app.slot.max_ongoing_requests} "
+            "requests at a time; a GPU's worth is vLLM's max_num_seqs and a short queue (configs/one-gpu.yaml: 280)"
+        )
     if application.get("runtime_env"):
         report.notes.append(f"{where}.runtime_env: slots then start in fresh workers, without Ray's preloaded ones")
     user_config = control.get("user_config")
@@ -175,14 +180,14 @@ def _wrong_environment(given: dict[str, Any]) -> Iterable[str]:
         yield f"{_ENV_VARS}.{error}"
 
 
-def _missing_environment(config: dict[str, Any]) -> list[str]:
+def _missing_environment(config: dict[str, Any]) -> Iterable[str]:
     """Serve's proxies read their environment when they start, so the file should bring it along."""
     given = given_environment(config)
-    return [
-        f"{_ENV_VARS}.{name}: not '{wanted}' here; Serve's processes need it from elsewhere"
-        for name, wanted in SERVE_ENVIRONMENT.items()
-        if given.get(name) != wanted
-    ]
+    for name, wanted in SERVE_ENVIRONMENT.items():
+        if given.get(name) != wanted:
+            # The others only make things slower; nothing would say that this one is missing.
+            harm = ", else API keys and the limit for bodies do not hold" if wanted == PROXY_CALLBACK else ""
+            yield f"{_ENV_VARS}.{name}: not '{wanted}' here; Serve's processes need it from elsewhere{harm}"
 
 
 def _lines(error: ConfigError, where: str) -> list[str]:

@@ -162,9 +162,16 @@ class SlotConfig(Strict):
         default=None, gt=0, description="Host memory that Ray reserves for one slot, in 10^9 bytes."
     )
     max_ongoing_requests: int = Field(
-        default=10, ge=1, description="Hard capacity of one slot: beyond it requests are held. About max_num_seqs."
+        default=10,
+        ge=1,
+        description="Hard capacity of one slot: beyond it requests are held. On GPUs max_num_seqs and a tenth more.",
     )
-    start_deadline_s: float = Field(default=900, gt=0, description="A cold start that takes longer has failed.")
+    start_deadline_s: float = Field(
+        default=900,
+        gt=0,
+        description="A cold start that takes longer has failed. For each model that slots can serve: with two models a "
+        "slot has twice as long.",
+    )
     shutdown_grace_s: float = Field(default=600, gt=0, description="How long a removed slot may finish its streams.")
     health_check_period_s: float = Field(default=2, gt=0, description="How often Serve asks a slot for its health.")
     forkserver: bool = Field(default=True, description="Fork engine processes from one that has imported vLLM.")

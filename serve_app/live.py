@@ -111,9 +111,9 @@ class Hold(Strict):
 class Deadlines(Strict):
     """Beyond these a stage has failed, in seconds."""
 
-    wake_s: float = Field(default=60, gt=0)
-    verify_s: float = Field(default=30, gt=0)
-    sleep_s: float = Field(default=60, gt=0)
+    wake_s: float = Field(default=60, gt=0, description="Waking up a standby's engine.")
+    verify_s: float = Field(default=30, gt=0, description="Its golden check.")
+    sleep_s: float = Field(default=60, gt=0, description="Putting an engine to sleep; its slot has then failed.")
     drain_s: float = Field(default=600, gt=0, description="Then the demotion is given up, not the stream.")
 
 
@@ -125,7 +125,7 @@ class LiveSettings(Strict):
     promote_when: PromoteWhen = PromoteWhen()
     hold: Hold = Hold()
     deadlines: Deadlines = Deadlines()
-    verify: Verify = Verify.ENFORCE
+    verify: Verify = Field(default=Verify.ENFORCE, description="What happens when the golden check fails.")
     verify_tolerance: float = Field(default=0.2, gt=0, description="Largest allowed difference of a log probability.")
     breaker_failures: int = Field(
         default=3,

@@ -47,14 +47,15 @@ HEADER = """\
 
 TORCH_HEADER = """\
 # PyTorch's CPU build; made by `make lock` (tools/lock.py), which says why it stands alone. Do not edit.
-# Where pip does not find it by itself, name PyTorch's CPU index (`make serve TORCH_INDEX=...`): its 2.x.y+cpu counts as
-# newer than 2.x.y, so pip prefers it.
+# PyPI alone has no CPU build, and without its dependencies its CUDA build does not start: name PyTorch's CPU index then
+# (`make serve TORCH_INDEX=https://download.pytorch.org/whl/cpu`). Its 2.x.y+cpu counts as newer than 2.x.y, so pip
+# prefers it.
 """
 
 GPU_HEADER = """\
 # Every package of a node with NVIDIA GPUs, resolved on Linux {machine} with Python {python}.
 # Made by `make lock` (tools/lock.py) from pyproject.toml's dependencies, its extra gpu and {vllm}. Do not edit.
-# Install it with `pip install --no-deps -r requirements/gpu.txt`, as cluster/kuberay/Dockerfile does.
+# Install it with `make install GPU=1`, or `pip install --no-deps --require-hashes -r requirements/gpu.txt`.
 """
 
 

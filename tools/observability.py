@@ -1,7 +1,7 @@
 """Write what is made from one place: `python -m tools.observability`.
 
-docs/metrics.md from serve_app/telemetry/metrics.py, the dashboards from tools/dashboards.py, the PrometheusRule from
-the rules file. A test notices when one of them is out of date.
+docs/metrics.md from serve_app/telemetry/metrics.py, docs/settings.md from config.py and live.py (settings.py), the
+dashboards from tools/dashboards.py, the PrometheusRule from the rules file. A test notices when one is out of date.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from serve_app.telemetry import metrics
-from tools import dashboards
+from tools import dashboards, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "cluster" / "observability"
@@ -52,6 +52,7 @@ def files() -> dict[Path, str]:
     made = "# Made from rules/serve_app.yaml by `python -m tools.observability`; see pod-monitor.yaml.\n"
     texts = {
         ROOT / "docs" / "metrics.md": _METRICS + metrics.table() + "\n",
+        ROOT / "docs" / "settings.md": settings.page(),
         HERE / "prometheus-operator" / "prometheus-rule.yaml": made + yaml.safe_dump(rule, sort_keys=False, width=1000),
     }
     for name, board in dashboards.everything().items():

@@ -228,11 +228,13 @@ def _shape(args: argparse.Namespace) -> Shape:
     return replace(shape, engine_kwargs=shape.engine_kwargs | more)
 
 
-def main() -> None:
-    """Run the benchmark as the command line says."""
+def _arguments(line: list[str] | None = None) -> argparse.Namespace:
+    """What is missing is said before minutes have gone into starting servers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="simulated", help="a directory")
-    parser.add_argument("--tokenizer", default="", help="a directory; default: the model's")
+    parser.add_argument("--model", default="", help="a directory; needed with --engine vllm")
+    parser.add_argument(
+        "--tokenizer", default="", help="a directory; default: the model's; needed with --engine simulated"
+    )
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--engine-kwargs", default="{}", help="more of them, or others, as JSON")
     parser.add_argument("--layout", choices=list(layouts.LAYOUTS), default="tp1", help="tensor and pipeline parallel")
@@ -243,9 +245,20 @@ def main() -> None:
     parser.add_argument("--tokens-in", type=int, default=256)
     parser.add_argument("--tokens-out", type=int, default=128)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu_overhead.json")
-    args = parser.parse_args()
+    args = parser.parse_args(line)
+    if args.engine == "vllm" and not args.model:
+        parser.error("--engine vllm needs --model DIRECTORY")
+    args.tokenizer = args.tokenizer or args.model
+    if not args.tokenizer:
+        parser.error("--engine simulated needs --tokenizer DIRECTORY: vLLM's client makes its prompts with it")
+    return args
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    args = _arguments()
     exit_when_terminated()
-    load = Load(tuple(args.streams), args.requests, args.tokens_in, args.tokens_out, args.tokenizer or args.model)
+    load = Load(tuple(args.streams), args.requests, args.tokens_in, args.tokens_out, args.tokenizer)
     benchmark = Benchmark(_shape(args), load, args.servers, args.rounds)
     try:
         benchmark.run()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app import SERVE_ENVIRONMENT
+from serve_app import PROXY_CALLBACK, SERVE_ENVIRONMENT
 from serve_app.checking import BREAKS_POOL, check_config, leaves
 from serve_app.errors import ConfigError
 from serve_app.yaml_file import read_yaml
@@ -128,6 +128,26 @@ def test_missing_serve_environment_is_noted() -> None:
     report = check_config({"applications": GOOD["applications"]})
     assert report.problems == []
     assert len(report.notes) == len(SERVE_ENVIRONMENT)
+
+
+def test_missing_middleware_is_noted_with_what_is_lost() -> None:
+    """A proxy without it lets everybody in, and nothing else would say so."""
+    environment = dict(SERVE_ENVIRONMENT)
+    [name] = [name for name, value in environment.items() if value == PROXY_CALLBACK]
+    del environment[name]
+    file = copy.deepcopy(GOOD) | {"controller_options": {"runtime_env": {"env_vars": environment}}}
+    [note] = check_config(file).notes
+    assert note.startswith(f"controller_options.runtime_env.env_vars.{name}: ") and "API keys" in note
+
+
+@pytest.mark.parametrize(
+    ("shape", "noted"), [({"gpus": 1}, True), ({"gpus": 1, "max_ongoing_requests": 10}, False), ({"cpus": 1}, False)]
+)
+def test_capacity_of_a_gpu_that_nobody_has_set_is_noted(shape: dict[str, Any], noted: bool) -> None:
+    """The default is right for two CPU cores and leaves a GPU nearly idle."""
+    report = check_config(config(args={"models": [{"id": "m", "engine": "simulated"}], "slot": shape}))
+    assert report.problems == []
+    assert [note.split(":")[0] for note in report.notes] == noted * ["applications.chat.args.slot.max_ongoing_requests"]
 
 
 def test_shapes_that_serve_would_refuse_do_not_break_the_check() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serve_app.pool.diagram import mermaid
 from serve_app.pool.lifecycle import TRANSITIONS, Event
+from tools.diagram import mermaid
 
 
 def test_mermaid_has_one_line_per_legal_move() -> None:
@@ -24,5 +24,5 @@ def test_mermaid_has_one_line_per_legal_move() -> None:
 
 
 def test_readme_shows_the_diagram_as_it_is() -> None:
-    """`python -m serve_app.pool.diagram` prints what stands there."""
+    """`python -m tools.diagram` prints what stands there."""
     assert mermaid() in (Path(__file__).resolve().parents[2] / "README.md").read_text()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+import yaml
 from safetensors.torch import load_file, save_file
 
 from serve_app import cli
+from serve_app.checking import check_config
 from serve_app.gpu.requirements import CHECKS, SURVEY_CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +90,16 @@ def test_files_in_documentation_exist() -> None:
     named = set(re.findall(r"\b((?:tests|configs|benchmarks|serve_app|docs)/[\w./]+\.\w+)", page))
     assert len(named) > 5
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_example_of_the_readme_is_good_but_for_what_it_leaves_out() -> None:
+    """It is an excerpt, and says so: only Serve's environment is missing."""
+    text = (ROOT / "README.md").read_text()
+    [example] = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    report = check_config(yaml.safe_load(example))
+    assert report.problems == []
+    assert all(note.startswith("controller_options.runtime_env.env_vars.") for note in report.notes)
+    assert "**an excerpt**" in text and len(text.splitlines()) < 200
 
 
 def test_safetensors_does_not_notice_a_changed_byte(tmp_path: Path) -> None:

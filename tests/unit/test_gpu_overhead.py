@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import configs
 from benchmarks.cpu import CpuByRole
-from benchmarks.gpu.overhead import SERVE_DEFAULTS, SERVERS, Benchmark, Load, _application
+from benchmarks.gpu.overhead import SERVE_DEFAULTS, SERVERS, Benchmark, Load, _application, _arguments
 from benchmarks.vllm_serve import _flag
 from serve_app.config import parse_app
 
@@ -23,6 +23,22 @@ def run(index: int, server: str, streams: int, throughput: float, p99_tpot_s: fl
     cpu = {"cpu_us_per_token": {"proxy": 100.0 * streams, "other": 5.0}}
     values = {"throughput": throughput, "p99_tpot_s": p99_tpot_s, "failed": 0}
     return {"round": index, "server": server, "streams": streams} | values | cpu
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"), [("", "--model"), ("--tokenizer T", "--model"), ("--engine simulated", "--tokenizer")]
+)
+def test_what_is_missing_is_said_at_once(line: str, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not by a server that does not start."""
+    with pytest.raises(SystemExit):
+        _arguments(line.split())
+    assert f"needs {missing} DIRECTORY" in capsys.readouterr().err
+
+
+def test_tokenizer_is_the_models_unless_another_one_is_named() -> None:
+    """A simulated engine has none of its own."""
+    assert _arguments(["--model", "M"]).tokenizer == "M"
+    assert _arguments(["--engine", "simulated", "--tokenizer", "T"]).tokenizer == "T"
 
 
 def test_claims_compare_within_a_round_and_aim_at_most_streams() -> None:

@@ -133,10 +133,18 @@ def test_probes_follow_from_the_slots_own_bounds(name: str, built: dict[str, lis
     startup, readiness = container["startupProbe"], container["readinessProbe"]
     assert (startup["initialDelaySeconds"], startup["periodSeconds"]) == (10, 5)
     allowed_s = startup["initialDelaySeconds"] + startup["failureThreshold"] * startup["periodSeconds"]
-    assert app.slot.start_deadline_s < allowed_s <= app.slot.start_deadline_s + 60
+    slots_own_s = app.slot.start_deadline_s * len(app.served)
+    assert slots_own_s < allowed_s <= slots_own_s + 60
     assert readiness["failureThreshold"] * readiness["periodSeconds"] == live.hold.max_hold_s
     assert "/health/startup" in startup["exec"]["command"][-1]
     assert readiness["httpGet"]["path"] == "/health/ready"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_nodes_that_were_bought_are_given_back(name: str, built: dict[str, list[Manifest]]) -> None:
+    """A pool that buys nodes for a burst and never shrinks pays for the largest one from then on."""
+    _, live = serve_config(built[name])
+    assert live.slots.refill != "buy" or live.slots.shrink_after_s == 600
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -206,6 +214,26 @@ def test_only_the_public_port_is_open(name: str, built: dict[str, list[Manifest]
     assert [rule["ports"] for rule in anybody] == [[{"port": 8000, "protocol": "TCP"}]]
     outside = [rule for rule in rules if any("namespaceSelector" in peer for peer in rule.get("from", []))]
     assert all(peer["podSelector"]["matchLabels"] for rule in outside for peer in rule["from"]), "named pods only"
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "cpu"])
+def test_workers_reach_the_collector_and_little_else(name: str, built: dict[str, list[Manifest]]) -> None:
+    """Spans of slots and proxies leave the worker's pod; the rest of the world stays out of reach."""
+    [policy] = [manifest["spec"] for manifest in built[name] if manifest["metadata"]["name"] == "workers-stay-inside"]
+    assert all(peer["podSelector"]["matchLabels"] for rule in policy["egress"] for peer in rule["to"]), (
+        "named pods only"
+    )
+    manifests = KUBERAY.parent / "observability" / "kubernetes"
+    [space] = yaml.safe_load_all((manifests / "namespace.yaml").read_text())
+    [service] = [
+        one for one in yaml.safe_load_all((manifests / "collector.yaml").read_text()) if one["kind"] == "Service"
+    ]
+    peer = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space["metadata"]["name"]}},
+        "podSelector": {"matchLabels": service["spec"]["selector"]},
+    }
+    [rule] = [rule for rule in policy["egress"] if peer in rule["to"]]
+    assert {(port["port"], port["protocol"]) for port in rule["ports"]} == {(4317, "TCP"), (4318, "TCP")}
 
 
 def test_no_second_autoscaler(built: dict[str, list[Manifest]]) -> None:

@@ -1,4 +1,4 @@
-"""The slot's state machine as a mermaid diagram, drawn from the table itself: `python -m serve_app.pool.diagram`."""
+"""The slot's state machine as a mermaid diagram, drawn from the table itself: `python -m tools.diagram`."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def mermaid() -> str:
 
 
 if __name__ == "__main__":
-    print(mermaid())  # noqa: T201
+    print(mermaid())
