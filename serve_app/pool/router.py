@@ -216,10 +216,11 @@ class PoolRouter(RequestRouter):
         name = asked.model if asked else ""
         if not self._models:  # replicas of `pool: off` take whatever comes
             return "" if self._knows_models else name
-        found = next((model for model, names in self._models.items() if not name or name in names), None)
-        if len(self._models) == 1:  # whether that is its name, its own server says
+        if not name or len(self._models) == 1:  # whether that is the only one's name, its own server says
             found = next(iter(self._models))
-        if found is None:
+        else:
+            found = next((model for model, names in self._models.items() if name in names), "")
+        if not found:
             routed.unknown_model = f"The model `{name}` does not exist; there are: {', '.join(self._models)}"
             raise UnknownModel(routed.unknown_model)
         routed.model = found  # not what a client made up: that would be a series of metrics each
