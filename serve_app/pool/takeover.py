@@ -21,6 +21,8 @@ ARRIVAL_S = 0.5
 def victim(view: View, settings: LiveSettings, taken: Set[str], taker: ModelView, given: int) -> SlotView | None:
     """The active slot that drains soonest of those that `taker` may take over; None if there is none.
 
+    A model's last one only where there is no other: that model would at once take one from a third.
+
     Args:
         taken: slots that have been given another order in this step. given: how many of these orders are for `taker`.
     """
@@ -33,7 +35,7 @@ def victim(view: View, settings: LiveSettings, taken: Set[str], taker: ModelView
         for slot in _given_up(view, taken, owner, taker, has)
         if slot.stayed_s >= (keep_s if slot.in_flight else min(keep_s, ARRIVAL_S))
     ]
-    return min(stayed, key=lambda slot: (slot.in_flight, slot.slot), default=None)
+    return min(stayed, key=lambda slot: (_is_last(view, taken, slot), slot.in_flight, slot.slot), default=None)
 
 
 def others(view: View, taker: ModelView) -> list[SlotView]:
@@ -44,6 +46,12 @@ def others(view: View, taker: ModelView) -> list[SlotView]:
         if len(active) > owner.min_active:
             found += [slot for slot in active if taker.model in slot.holds]
     return found
+
+
+def _is_last(view: View, taken: Set[str], slot: SlotView) -> bool:
+    """Whether its model, which has work, would have no slot left."""
+    left = [other for other in view.active(slot.model) if other is not slot and other.slot not in taken]
+    return not left and bool(slot.in_flight or view.need(slot.model))
 
 
 def _given_up(view: View, taken: Set[str], owner: ModelView, taker: ModelView, has: float) -> Iterator[SlotView]:
