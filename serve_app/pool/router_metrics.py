@@ -15,6 +15,7 @@ _REASONS = {
     "already held": "queue_full",
     "this API key": "fair_share",
     "service_tier flex": "flex",
+    "only just heard": "starting",
 }
 
 

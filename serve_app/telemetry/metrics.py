@@ -187,7 +187,7 @@ SHED = Metric(
     _C,
     "shed_total",
     "Requests refused with 503: `deadline` (no room in time), `queue_full`, `fair_share` (its API key holds more than "
-    "others do); with 429: `flex` (no awake standby had room).",
+    "others do), `starting` (the proxy did not know its models yet); with 429: `flex` (no awake standby had room).",
     "reason",
     "model",
 )
