@@ -186,7 +186,11 @@ def _missing_environment(config: dict[str, Any]) -> Iterable[str]:
     for name, wanted in SERVE_ENVIRONMENT.items():
         if given.get(name) != wanted:
             # The others only make things slower; nothing would say that this one is missing.
-            harm = ", else API keys and the limit for bodies do not hold" if wanted == PROXY_CALLBACK else ""
+            harm = (
+                ", else bodies have no limit, and where API keys are demanded everybody is refused"
+                if wanted == PROXY_CALLBACK
+                else ""
+            )
             yield f"{_ENV_VARS}.{name}: not '{wanted}' here; Serve's processes need it from elsewhere{harm}"
 
 

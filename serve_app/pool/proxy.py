@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextvars
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.middleware import Middleware
 
 from serve_app.pool import answering, body_model, carried_body
-from serve_app.pool.api_keys import ApiKeys
+from serve_app.pool.api_keys import ApiKeys, KeyRing
 from serve_app.pool.body_limit import BodyLimit
 from serve_app.pool.first_bytes import FirstBytes
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from serve_app.pool.router import PoolRouter
 
+UNGUARDED = (
+    "API keys are demanded here, but Serve was started without serve_app's middleware, which asks for them: start it "
+    "anew with the `controller_options` of configs/cpu.yaml"
+)
 READY, STARTUP = "/health/ready", "/health/startup"
 NOT_HELD_S = 0.001
 NOTHING = body_model.Asked("")
@@ -78,6 +83,11 @@ routed: contextvars.ContextVar[Routed | None] = contextvars.ContextVar("routed",
 def middlewares() -> list[Middleware]:
     """Serve's HTTP proxy callback; the last one sees a request first."""
     return [Middleware(PoolMiddleware), Middleware(BodyLimit), Middleware(ApiKeys)]
+
+
+def is_unguarded() -> bool:
+    """Whether keys are demanded here, and nobody asked this request for one: Serve runs without `middlewares`."""
+    return routed.get() is None and KeyRing(os.environ).required
 
 
 class PoolMiddleware:

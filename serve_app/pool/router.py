@@ -36,7 +36,7 @@ REPORT_S = 0.25
 # Held requests are normally woken when something changes; what is known of other proxies only ages.
 LOOK_AGAIN_S = 0.1
 RETRY_WATCH_S = 0.1
-RETRY_UNREAD_S = 1.0
+RETRY_UNREAD_S, RETRY_UNGUARDED_S = 1.0, 60.0
 DISCOVER_S = 1.0
 # Of the requests that wait, so many are linked to the promotion they wait for.
 MAX_LINKS = 8
@@ -156,9 +156,11 @@ class PoolRouter(RequestRouter):
         """An active slot for this request, held for as long as the bounds allow.
 
         Raises:
-            PoolBackPressure: too many are held, or the request's deadline passed.
+            PoolBackPressure: too many are held, the request's deadline passed, or nobody has looked at its API key.
             UnknownModel: the pool has no model of that name; `proxy` answers then, as Serve passes on no 404.
         """
+        if self._handle_source == DeploymentHandleSource.PROXY and proxy.is_unguarded():
+            raise PoolBackPressure(proxy.UNGUARDED, RETRY_UNGUARDED_S)
         now = time.monotonic()
         arrived = now - max(0.0, time.time() - pending_request.created_at)
         timeout = min(self._dispatch.hold.max_hold_s, proxy.client_timeout_s.get())

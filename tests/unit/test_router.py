@@ -106,6 +106,20 @@ async def test_those_that_wait_for_the_first_role_map_are_bounded_in_time(cluste
         await route(router)
 
 
+async def test_where_nobody_asks_for_api_keys_nobody_is_let_in(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys in the environment of a Serve that was started without our middleware: it must not be an open door."""
+    router = cluster.router({"a": "c"})
+    cluster.coordinator().publish(RoleMap((1, 1), {"a": Serving("m", 10)}, {"m": ModelRole(("m",))}))
+    await asyncio.sleep(0.05)
+    assert await route(router) == "a"
+    monkeypatch.setenv("SERVE_APP_API_KEYS", "secret")
+    with pytest.raises(PoolBackPressure, match="without serve_app's middleware"):
+        await route(router)
+    assert await ask(router, "m") == "a"
+
+
 async def test_replicas_without_a_pool_take_whatever_comes(cluster: Cluster) -> None:
     """`pool: off` in an application that had one; there will be no role map."""
     early = asyncio.create_task(ask(cluster.router({}), "any"))
