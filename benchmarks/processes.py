@@ -99,6 +99,7 @@ def kill(family: Iterable[Identity], patience_s: float = 10) -> None:
 
 
 def free_port() -> int:
+    """A port that nobody uses now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

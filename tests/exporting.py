@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from .ports import free_port
+from benchmarks.processes import free_port
 
 REPOSITORY = Path(__file__).parents[1]
 CLIENT_SPAN = "1" * 16

@@ -38,13 +38,13 @@ _BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD]
+    parts = []
     for title, what, model in _HALVES:
         rows = [f"| `{name}` | {kind} | {default} | {meaning} |" for name, kind, default, meaning in settings(model)]
         parts.append(
             "\n".join([f"## {title}", what, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows])
         )
-    return "\n".join(parts[:1]) + "\n" + "\n\n".join(parts[1:]) + "\n"
+    return "\n".join([_HEAD, "\n\n".join(parts)]) + "\n"
 
 
 def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:

@@ -19,7 +19,8 @@ from serve_app.engine.staged import StagedWorker, record_communicator, record_ou
 from serve_app.gpu import numa, nvml
 from serve_app.telemetry.stages import Stage
 from serve_app.weights.reading import gb_per_s
-from serve_app.weights.registered import Copied, DirectCopies
+from serve_app.weights.registered import DirectCopies
+from serve_app.weights.timed import Copied
 
 record_communicator(gpu_worker)
 

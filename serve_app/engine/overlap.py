@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from serve_app.weights.registered import Copied
+from serve_app.weights.timed import Copied, TimedCopies
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +37,7 @@ class OverlappedCopies:
     def __init__(self, cumem: Any) -> None:
         self._cumem = cumem
         self._stream = torch.cuda.Stream()
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
-        self._start_s, self._size = 0.0, 0
+        self._timed = TimedCopies()
         self._copy_async: Any = None
         library = getattr(getattr(cumem, "libcudart", None), "lib", None)
         if library is not None and hasattr(cumem.libcudart, "cudaMemcpy"):
@@ -68,25 +65,18 @@ class OverlappedCopies:
             yield
         finally:
             self._cumem.libcudart = original
-            if self._size:  # what vLLM itself writes next, into buffers among the weights, comes after the copies
-                torch.cuda.current_stream().wait_event(self._end)
+            if self._timed.size:  # what vLLM itself writes next, into buffers among the weights, comes after the copies
+                torch.cuda.current_stream().wait_event(self._timed.end)
 
     def finish(self) -> Copied | None:
         """Wait until all is there, and say what came, by the GPU's own clock."""
-        size, self._size = self._size, 0
-        if not size:
-            return None
-        self._end.synchronize()
-        return Copied(self._start_s, self._begin.elapsed_time(self._end) / 1000, size)
+        return self._timed.take()
 
     def _copy(self, destination: int, source: int, count: int) -> None:
-        if not self._size:
-            self._start_s = time.time()
-            self._begin.record(self._stream)
+        self._timed.before(self._stream)
         status = self._copy_async(destination, source, count, _HOST_TO_DEVICE, self._stream.cuda_stream)
         self._cumem.libcudart.CUDART_CHECK(status)
-        self._end.record(self._stream)
-        self._size += count
+        self._timed.after(self._stream, count)
 
 
 class _Asynchronous:

@@ -12,7 +12,6 @@ import ctypes
 import logging
 import mmap
 import threading
-import time
 from typing import Any, NamedTuple
 
 import numpy
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from serve_app import cuda
 from serve_app.weights.cache import Weights
-from serve_app.weights.views import address
+from serve_app.weights.timed import Copied, TimedCopies
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +37,6 @@ class Rows(NamedTuple):
     target_pitch: int
 
 
-class Copied(NamedTuple):
-    """What one load of a model brought: `size` bytes, from `start_s` (wall clock) on, the last `duration_s` later."""
-
-    start_s: float
-    duration_s: float
-    size: int
-
-
 class Registered:
     """A model's weights in the cache, for this process's GPU; registering begins at once, on a thread of its own."""
 
@@ -54,7 +45,7 @@ class Registered:
         self._views_at = 0  # 0: there are none yet
         self._size = weights.checkpoint.image_size
         self._map = weights.mapped(mmap.ACCESS_READ)
-        self._address = int(numpy.frombuffer(self._map, numpy.uint8).ctypes.data)
+        self._address = _begin(self._map)
         self._usable = False
         self._thread = threading.Thread(target=self._register, args=(device,), name="register-weights", daemon=True)
         self._thread.start()
@@ -66,7 +57,7 @@ class Registered:
         the next one: once it is gone, another model's may lie at the same address, and would be taken for these
         weights. Its pages cost nothing, as nobody reads them.
         """
-        self._image, self._views_at = image, address(image)
+        self._image, self._views_at = image, _begin(image)
 
     def find(self, tensor: torch.Tensor) -> int:
         """Where this tensor's bytes lie in registered memory; 0 if they do not, or are not those of the file any more.
@@ -107,9 +98,7 @@ class DirectCopies(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._sources: list[Registered] = []
-        self._start_s, self._size = 0.0, 0
-        self._begin = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+        self._timed = TimedCopies()
 
     def add(self, weights: Weights) -> Registered:
         """From now on these weights are copied so."""
@@ -125,11 +114,7 @@ class DirectCopies(TorchFunctionMode):
 
     def take(self) -> Copied | None:
         """What has been copied since the last call, by the GPU's own clock; blocks until it has arrived."""
-        size, self._size = self._size, 0
-        if not size:
-            return None
-        self._end.synchronize()
-        return Copied(self._start_s, self._begin.elapsed_time(self._end) / 1000, size)
+        return self._timed.take()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.copy_ and self._copied(*args[:2]):
@@ -148,12 +133,9 @@ class DirectCopies(TorchFunctionMode):
 
     def _start(self, target: int, address: int, rows: Rows) -> None:
         stream = torch.cuda.current_stream(self._device)
-        if not self._size:
-            self._start_s = time.time()
-            self._begin.record(stream)
+        self._timed.before(stream)
         _copy(target, address, rows, stream.cuda_stream)
-        self._end.record(stream)
-        self._size += rows.height * rows.width
+        self._timed.after(stream, rows.height * rows.width)
 
 
 def as_rows(target: torch.Tensor, source: torch.Tensor) -> Rows | None:
@@ -166,6 +148,11 @@ def as_rows(target: torch.Tensor, source: torch.Tensor) -> Rows | None:
     if source.dim() != 2 or source.stride(1) != 1 or target.stride(1) != 1:
         return None
     return Rows(source.shape[0], source.shape[1] * item, source.stride(0) * item, target.stride(0) * item)
+
+
+def _begin(mapped: mmap.mmap) -> int:
+    """The address at which it begins."""
+    return int(numpy.frombuffer(mapped, numpy.uint8).ctypes.data)
 
 
 class _Copy2D(ctypes.Structure):

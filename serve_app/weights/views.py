@@ -29,11 +29,6 @@ def tensors(weights: Weights, image: mmap.mmap) -> Iterator[tuple[Path, str, tor
             yield shard.path, name, _view(image, offset + tensor.begin, tensor)
 
 
-def address(image: mmap.mmap) -> int:
-    """Where the mapping begins."""
-    return torch.frombuffer(image, dtype=torch.uint8, count=1).data_ptr()
-
-
 def _view(image: object, begin: int, tensor: Tensor) -> torch.Tensor:
     dtype, size = _TYPES[tensor.dtype], tensor.end - tensor.begin
     if size == 0:

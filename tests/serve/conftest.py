@@ -12,7 +12,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 import serve_app  # noqa: F401  (sets the environment of Serve's own processes before Ray starts)
-from tests.ports import free_port
+from benchmarks.processes import free_port
 
 from .pool import Pool
 

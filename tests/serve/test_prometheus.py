@@ -18,8 +18,8 @@ import pytest
 import ray
 import yaml
 
+from benchmarks.processes import free_port
 from serve_app.telemetry import metrics
-from tests.ports import free_port
 
 from .pool import Pool, served
 

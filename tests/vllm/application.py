@@ -20,7 +20,7 @@ import httpx
 import psutil
 import yaml
 
-from tests.ports import free_port
+from benchmarks.processes import free_port
 
 MODEL = "smollm2-135m"
 # Requests that one slot may be given at once.
